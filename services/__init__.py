@@ -1,0 +1,1 @@
+"""The services of hotset and the contract between them."""
