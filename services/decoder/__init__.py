@@ -1,0 +1,1 @@
+"""The decoder: everything that touches the device, and the OpenAI front."""

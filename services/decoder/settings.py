@@ -1,0 +1,92 @@
+"""What an operator may say to the decoder, front and engine alike. Sizes derived from it: plan.py.
+
+Knows no torch and reads nothing but flags, environment and the file.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar, Literal, Self
+
+from pydantic import Field, SecretStr, model_validator
+
+from services.contract.base_settings import ServiceSettings
+from services.contract.byte_size import ByteSize
+
+
+class DecoderSettings(ServiceSettings):
+    """hotset decoder: an OpenAI-compatible server whose KV lives in kvstore's arena."""
+
+    table: ClassVar[str] = "decoder"
+
+    model: Path = Field(
+        description="directory of a Hugging Face checkpoint (config.json, *.safetensors, tokenizer.json)"
+    )
+    served_model_name: str = Field("", description="name clients use; default: the directory's name")
+    kvstore: str = Field("127.0.0.1:7700", description="kvstore's gRPC address, host:port or unix:/path")
+
+    host: str = Field("127.0.0.1", description="address of the HTTP server")
+    port: int = Field(8000, ge=0, le=65535, description="port of the HTTP server; 0 = any free one")
+    api_keys: tuple[SecretStr, ...] = Field((), description="accepted bearer keys; none = open to all")
+    max_body_bytes: ByteSize = Field(8 * 2**20, ge=1024, description="longest HTTP request body, bytes")
+    max_waiting: int = Field(256, ge=0, description="choices that may wait for a row before 429 is answered")
+    shutdown_seconds: float = Field(
+        5.0, ge=0, le=60, description="seconds running requests get after SIGTERM"
+    )
+
+    device: str = Field("auto", description="auto, cpu or cuda:N")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="of weights and KV; auto: bfloat16 where the device computes it, else float32"
+    )
+    threads: int = Field(0, ge=0, description="CPU threads of the engine; 0 = all cores")
+
+    kv_mode: Literal["tiered", "full"] = Field(
+        "tiered", description="tiered: a hot buffer over the arena; full: all KV on the device"
+    )
+    selector: Literal["quest", "everything"] = Field("quest", description="what chooses blocks in decode")
+    quest_sharing: Literal["kv_head", "layer"] = Field(
+        "kv_head", description="each KV head chooses for itself, or one choice for the whole layer"
+    )
+    budget_tokens: int = Field(
+        1024, ge=16, description="tokens a step attends to, a multiple of block_tokens"
+    )
+    block_tokens: int = Field(16, ge=1, description="tokens a block, what the selector picks")
+    dense_layers: int = Field(0, ge=0, description="first layers that attend to everything and stay resident")
+    page_tokens: int = Field(64, ge=64, description="tokens a page, a multiple of block_tokens")
+    hot_tokens: int = Field(
+        0, ge=0, description="capacity of a lane of the hot buffer, tokens; 0 = twice the budget"
+    )
+
+    max_rows: int = Field(8, ge=1, le=1024, description="choices that run at once")
+    max_model_len: int = Field(
+        0, ge=0, description="longest prompt + answer, tokens; 0 = the model's own limit"
+    )
+    max_step_tokens: int = Field(512, ge=16, description="tokens a step computes at most, prefill included")
+    device_cache_tokens: int = Field(
+        0,
+        ge=0,
+        description="tokens whose index (and KV in full mode) fit the device; 0 = max_rows x max_model_len",
+    )
+
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="least severe log lines kept"
+    )
+
+    @model_validator(mode="after")
+    def _sizes_fit(self) -> Self:
+        if self.page_tokens % self.block_tokens or self.budget_tokens % self.block_tokens:
+            raise ValueError("page_tokens and budget_tokens must be multiples of block_tokens")
+        least = self.budget_tokens + self.block_tokens
+        if self.hot_tokens and (self.hot_tokens < least or self.hot_tokens % self.block_tokens):
+            raise ValueError(
+                "hot_tokens must be 0 or a multiple of block_tokens of at least "
+                f"budget_tokens + block_tokens = {least}"
+            )
+        if self.max_step_tokens <= self.max_rows:
+            raise ValueError("max_step_tokens must exceed max_rows, or prefill would never run beside decode")
+        return self
+
+    @property
+    def capacity_tokens(self) -> int:
+        """Capacity of a lane, tokens."""
+        return self.hot_tokens or 2 * self.budget_tokens
