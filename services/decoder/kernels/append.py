@@ -1,0 +1,39 @@
+"""append: a decode step's new records into the open block's slot and, write-through, into the arena.
+
+Knows flat record positions only; who may write where was settled before.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def make_records(key: Tensor, value: Tensor, groups: int) -> Tensor:
+    """Records as they lie in memory (docs/records.md): keys of the group's heads, then their values.
+
+    Args:
+        key: [tokens, kv_heads, head_dim], after rope.
+        value: the same shape.
+        groups: divides kv_heads.
+
+    Returns:
+        [tokens * groups, record elements], token-major.
+    """
+    tokens, kv_heads, head_dim = key.shape
+    shape = (tokens, groups, 1, kv_heads // groups, head_dim)
+    return torch.cat([key.reshape(shape), value.reshape(shape)], dim=2).view(tokens * groups, -1)
+
+
+def append(records: Tensor, pool: Tensor, pool_index: Tensor, arena: Tensor, arena_index: Tensor) -> None:
+    """Write each record to the device and to the arena.
+
+    Args:
+        records: [n, record elements].
+        pool: [pool slots * block_tokens, record elements].
+        pool_index: [n] int64 record positions in `pool`.
+        arena: [host blocks * block_tokens, record elements].
+        arena_index: [n] int64 record positions in `arena`.
+    """
+    pool.index_copy_(0, pool_index, records)
+    arena.index_copy_(0, arena_index, records)
