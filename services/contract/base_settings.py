@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import os
 import sys
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from pydantic import ValidationError
 from pydantic_settings import (
     BaseSettings,
+    InitSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     SettingsError,
-    TomlConfigSettingsSource,
 )
 
 from services.contract.errors import SetupError
@@ -29,7 +30,7 @@ CONFIG_VARIABLE = "HOTSET_CONFIG"
 class ServiceSettings(BaseSettings):
     """Frozen settings; `HOTSET_PORT=9000`, `--port 9000` and `port = 9000` in the file mean the same.
 
-    The file is the one that `HOTSET_CONFIG` names; a service reads the table named `table` in it.
+    The file is the one that `HOTSET_CONFIG` names; a service reads the table named `table` in it, if any.
     """
 
     model_config = SettingsConfigDict(
@@ -58,9 +59,7 @@ class ServiceSettings(BaseSettings):
         path = os.environ.get(CONFIG_VARIABLE)
         if not path:
             return sources
-        if not Path(path).is_file():
-            raise SetupError(f"{CONFIG_VARIABLE}={path}: no such file; unset it or name a TOML file")
-        return (*sources, TomlConfigSettingsSource(settings_cls, path, (cls.table,)))
+        return (*sources, InitSettingsSource(settings_cls, _read_table(Path(path), cls.table)))
 
     @classmethod
     def from_command_line(cls, arguments: Sequence[str], *, program: str) -> Self:
@@ -89,6 +88,21 @@ class ServiceSettings(BaseSettings):
             ) from error
         except SettingsError as error:
             raise SetupError(f"settings refused: {error}; see `python -m {program} --help`") from error
+
+
+def _read_table(path: Path, name: str) -> dict[str, Any]:
+    """The table `name` of the TOML file at `path`, empty if the file has none."""
+    try:
+        table = tomllib.loads(path.read_text("utf-8")).get(name, {})
+    except OSError as error:
+        raise SetupError(
+            f"{CONFIG_VARIABLE}={path}: {error.strerror}; unset it or name a TOML file"
+        ) from error
+    except ValueError as error:
+        raise SetupError(f"{CONFIG_VARIABLE}={path}: not TOML: {error}") from error
+    if not isinstance(table, dict):
+        raise SetupError(f"{CONFIG_VARIABLE}={path}: write {name} as a table, [{name}]")
+    return table
 
 
 def exit_with(error: SetupError) -> None:

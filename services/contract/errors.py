@@ -65,6 +65,14 @@ class SetupError(HotsetError):
     status = grpc.StatusCode.FAILED_PRECONDITION
 
 
+ERROR_KIND_KEY = "hotset-error"
+"""Trailing metadata that names the class raised, because several share a status."""
+
+_BY_NAME: Mapping[str, type[HotsetError]] = {
+    kind.__name__: kind
+    for kind in (InvalidRequest, StateConflict, StaleReference, NotFound, NoRoom, Unavailable, SetupError)
+}
+
 _BY_STATUS: Mapping[grpc.StatusCode, type[HotsetError]] = {
     kind.status: kind for kind in (InvalidRequest, StateConflict, NotFound, NoRoom, Unavailable)
 } | {grpc.StatusCode.DEADLINE_EXCEEDED: Unavailable, grpc.StatusCode.CANCELLED: Unavailable}
@@ -74,8 +82,10 @@ def from_rpc_error(error: grpc.RpcError) -> HotsetError:
     """The branch of the tree that a failed call stands for.
 
     Args:
-        error: as raised by a gRPC stub; anything without a status counts as internal.
+        error: as raised by a gRPC stub, sync or asyncio; anything without a status counts as internal.
     """
-    if not isinstance(error, grpc.Call):
+    if not isinstance(error, grpc.Call | grpc.aio.AioRpcError):
         return HotsetError(str(error))
-    return _BY_STATUS.get(error.code(), HotsetError)(error.details() or error.code().name)
+    named = dict(error.trailing_metadata() or ()).get(ERROR_KIND_KEY)
+    kind = _BY_NAME.get(str(named)) or _BY_STATUS.get(error.code(), HotsetError)
+    return kind(error.details() or error.code().name)

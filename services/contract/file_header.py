@@ -2,11 +2,15 @@
 
 Knows how to write and read the header in a buffer; opens no file.
 
-    [0, 8)     magic "HOTSETAR"
+    [0, 8)     magic "HOTSETAR"; zero = not laid out
     [8, 12)    layout version, u32
     [12, 16)   length of the description, u32
     [16, 32)   BLAKE2b-128 of the description
-    [32, ...)  the description: JSON of page_tokens, fingerprint, planes (layers run-length encoded)
+    [32, 36)   generation floor, u32: no page of an earlier layout had a greater generation
+    [36, 40)   epoch, u32: of the latest attach
+    [64, ...)  the description: JSON of page_tokens, fingerprint, planes (layers run-length encoded)
+
+The two counters stand apart from the description, so that they outlive a new layout and a torn one.
 """
 
 from __future__ import annotations
@@ -17,12 +21,17 @@ import struct
 from dataclasses import dataclass
 from itertools import groupby
 
-from services.contract.errors import SetupError
+from services.contract.errors import InvalidRequest, SetupError
 from services.contract.layout import FILE_HEADER_BYTES, LAYOUT_VERSION
 from services.contract.planes import Plane, PlaneLayer
 
 _PREFIX = struct.Struct("<8sII16s")
 _MAGIC = b"HOTSETAR"
+_BLANK = bytes(len(_MAGIC))
+_COUNTER = struct.Struct("<I")
+_GENERATION_FLOOR_OFFSET = 32
+_EPOCH_OFFSET = 36
+_DESCRIPTION_OFFSET = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,29 +42,76 @@ class FileHeader:
     fingerprint: bytes  # of the model and its record format, 32 bytes
     planes: tuple[Plane, ...]
 
+    def describe(self) -> bytes:
+        """The description as it stands in the file.
+
+        Raises:
+            InvalidRequest: it does not fit the header.
+        """
+        runs = {
+            plane.name: [
+                [sum(1 for _ in same), layer.groups, layer.entries, layer.entry_bytes]
+                for layer, same in groupby(plane.layers)
+            ]
+            for plane in self.planes
+        }
+        text = json.dumps(
+            {"page_tokens": self.page_tokens, "fingerprint": self.fingerprint.hex(), "planes": runs}
+        ).encode()
+        room = FILE_HEADER_BYTES - _DESCRIPTION_OFFSET
+        if len(text) > room:
+            raise InvalidRequest(
+                f"the planes' description takes {len(text)} bytes and the arena header has room for {room}; "
+                "use fewer kinds of layers"
+            )
+        return text
+
+
+class HeaderCounters:
+    """The counters of the header in `buffer`; each write is one aligned word, so never torn."""
+
+    def __init__(self, buffer: memoryview) -> None:
+        self._buffer = buffer
+
+    @property
+    def generation_floor(self) -> int:
+        """No page of an earlier layout had a greater generation."""
+        return self._read(_GENERATION_FLOOR_OFFSET)
+
+    @generation_floor.setter
+    def generation_floor(self, value: int) -> None:
+        _COUNTER.pack_into(self._buffer, _GENERATION_FLOOR_OFFSET, value)
+
+    @property
+    def epoch(self) -> int:
+        """Of the latest attach; 0 before the first."""
+        return self._read(_EPOCH_OFFSET)
+
+    @epoch.setter
+    def epoch(self, value: int) -> None:
+        _COUNTER.pack_into(self._buffer, _EPOCH_OFFSET, value)
+
+    def _read(self, offset: int) -> int:
+        value: int = _COUNTER.unpack_from(self._buffer, offset)[0]
+        return value
+
+
+def blank_file_header(buffer: memoryview) -> None:
+    """Make `buffer` read as not laid out; the counters stay."""
+    buffer[: len(_MAGIC)] = _BLANK
+
 
 def write_file_header(buffer: memoryview, header: FileHeader) -> None:
     """Write `header` at the start of `buffer`; the magic goes last, so a torn write reads as blank.
 
     Raises:
-        SetupError: the description does not fit the header.
+        InvalidRequest: the description does not fit the header; nothing is written.
     """
-    runs = {
-        plane.name: [
-            [sum(1 for _ in same), layer.groups, layer.entries, layer.entry_bytes]
-            for layer, same in groupby(plane.layers)
-        ]
-        for plane in header.planes
-    }
-    text = json.dumps(
-        {"page_tokens": header.page_tokens, "fingerprint": header.fingerprint.hex(), "planes": runs}
-    ).encode()
-    if len(text) > FILE_HEADER_BYTES - _PREFIX.size:
-        raise SetupError(f"the planes' description takes {len(text)} bytes; the arena header has no room")
+    text = header.describe()
     digest = hashlib.blake2b(text, digest_size=16).digest()
     prefix = _PREFIX.pack(_MAGIC, LAYOUT_VERSION, len(text), digest)
-    buffer[: len(_MAGIC)] = bytes(len(_MAGIC))
-    buffer[_PREFIX.size : _PREFIX.size + len(text)] = text
+    blank_file_header(buffer)
+    buffer[_DESCRIPTION_OFFSET : _DESCRIPTION_OFFSET + len(text)] = text
     buffer[len(_MAGIC) : _PREFIX.size] = prefix[len(_MAGIC) :]
     buffer[: len(_MAGIC)] = prefix[: len(_MAGIC)]
 
@@ -66,8 +122,10 @@ def read_file_header(buffer: memoryview) -> FileHeader | None:
     Raises:
         SetupError: not an arena, another layout version, or a damaged description.
     """
+    if len(buffer) < FILE_HEADER_BYTES:
+        raise SetupError(f"the arena file has {len(buffer)} bytes, less than its header; delete the file")
     magic, version, length, digest = _PREFIX.unpack(buffer[: _PREFIX.size])
-    if magic == bytes(len(_MAGIC)):
+    if magic == _BLANK:
         return None
     if magic != _MAGIC:
         raise SetupError("the arena file is not hotset's; point --arena-dir elsewhere or delete the file")
@@ -76,7 +134,7 @@ def read_file_header(buffer: memoryview) -> FileHeader | None:
             f"the arena file has layout version {version}, this program reads {LAYOUT_VERSION}; "
             "run the version that made it, or delete the file to start empty"
         )
-    text = bytes(buffer[_PREFIX.size : _PREFIX.size + length])
+    text = bytes(buffer[_DESCRIPTION_OFFSET : min(_DESCRIPTION_OFFSET + length, FILE_HEADER_BYTES)])
     if hashlib.blake2b(text, digest_size=16).digest() != digest:
         raise SetupError("the arena file's header is damaged; delete the file to start empty")
     description = json.loads(text)

@@ -24,6 +24,8 @@ from services.contract.planes import Plane, check_planes
 LAYOUT_VERSION = 1
 FILE_HEADER_BYTES = 64 * 1024
 REGION_ALIGNMENT = 2 * 1024 * 1024  # a huge page
+MAX_PAGES = 2**24
+"""kvstore keeps some 100 bytes of its own a page; this bounds what a client's tiny pages can make of that."""
 
 
 def _align(offset: int, alignment: int) -> int:
@@ -41,7 +43,8 @@ class ArenaLayout:
 
     @classmethod
     def fit(cls, arena_bytes: int, page_tokens: int, planes: Sequence[Plane]) -> ArenaLayout:
-        """As many pages as `arena_bytes` holds. Both services derive the same layout from the same input.
+        """As many pages as `arena_bytes` holds, MAX_PAGES at most. Both services derive the same layout
+        from the same input.
 
         Raises:
             InvalidRequest: the planes are impossible.
@@ -49,16 +52,20 @@ class ArenaLayout:
         """
         check_planes(planes)
         page_bytes = sum(plane.page_bytes for plane in planes)
-        pages = max(0, arena_bytes - FILE_HEADER_BYTES) // (page_bytes + PAGE_HEADER.itemsize)
-        while pages > 0:
-            layout = cls(arena_bytes, page_tokens, tuple(planes), pages)
-            if layout.end <= arena_bytes:
-                return layout
-            pages -= max(1, (layout.end - arena_bytes) // (page_bytes + PAGE_HEADER.itemsize))
-        raise SetupError(
-            f"an arena of {format_bytes(arena_bytes)} holds no page of {format_bytes(page_bytes)} "
-            f"({page_tokens} tokens); start kvstore with a larger --arena-bytes"
-        )
+        # `end` grows with the page count, in jumps where the headers cross a boundary: halve the range.
+        fits, too_many = 0, min(MAX_PAGES, arena_bytes // (page_bytes + PAGE_HEADER.itemsize)) + 1
+        while too_many - fits > 1:
+            pages = (fits + too_many) // 2
+            if cls(arena_bytes, page_tokens, tuple(planes), pages).end <= arena_bytes:
+                fits = pages
+            else:
+                too_many = pages
+        if fits == 0:
+            raise SetupError(
+                f"an arena of {format_bytes(arena_bytes)} holds no page of {format_bytes(page_bytes)} "
+                f"({page_tokens} tokens); start kvstore with a larger --arena-bytes"
+            )
+        return cls(arena_bytes, page_tokens, tuple(planes), fits)
 
     @property
     def page_bytes(self) -> int:

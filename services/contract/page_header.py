@@ -1,7 +1,8 @@
 """The page headers: what a store must find again after it was killed, one entry a host page.
 
 Knows only bytes; which page may change when is the store's affair. Written by the store alone.
-`state` is written last, so a header is either the old one or complete.
+`state` is written last, so a header is either the old one or complete: the other fields change only where the
+old state does not read them (FREE reads none but the generation, OPEN no hash and no parent).
 """
 
 from __future__ import annotations
