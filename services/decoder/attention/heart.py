@@ -1,0 +1,79 @@
+"""The heart: observe, select, resolve, append, attend - the same for every model and every selector.
+
+Knows a layer's number and its queries, keys and values. Where KV lies is the residence's affair, what is
+read the selector's, what the model does around it the model's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from services.decoder.attention.selector import Selector
+from services.decoder.kernels.append import make_records
+from services.decoder.kernels.attend import attend_causal, attend_slots
+from services.decoder.kv.batch import DecodeBatch, PrefillChunk
+from services.decoder.kv.residence import Residence
+from services.decoder.kv.shape import KvShape
+
+
+class Heart:
+    """One residence, one selector a layer."""
+
+    def __init__(self, shape: KvShape, residence: Residence, selectors: Sequence[Selector]) -> None:
+        self._shape = shape
+        self._residence = residence
+        self._selectors = tuple(selectors)
+
+    def decode(
+        self, layer: int, batch: DecodeBatch, query: Tensor, key: Tensor, value: Tensor, scaling: float
+    ) -> Tensor:
+        """One new token a row.
+
+        Args:
+            layer: which layer.
+            batch: the step's rows.
+            query: [rows, query heads, head_dim], after rope.
+            key: [rows, kv_heads, head_dim], after rope.
+            value: [rows, kv_heads, head_dim].
+            scaling: factor on q.k.
+
+        Returns:
+            [rows, query heads, head_dim].
+        """
+        selector, residence = self._selectors[layer], self._residence
+        records = make_records(key, value, self._shape.groups)
+
+        selector.observe(batch, key)
+        selected = selector.select(batch, query).flatten(0, 1)
+        placement = residence.resolve(layer, batch, selected)
+        residence.append(layer, batch, placement, records)
+        return attend_slots(
+            query, residence.pool(layer), placement.slots, selected, batch.lane_length, scaling
+        )
+
+    def prefill(
+        self, layer: int, chunk: PrefillChunk, query: Tensor, key: Tensor, value: Tensor, scaling: float
+    ) -> Tensor:
+        """A run of one row's prompt, densely.
+
+        Args:
+            layer: which layer.
+            chunk: the run.
+            query: [tokens, query heads, head_dim], after rope.
+            key: [tokens, kv_heads, head_dim], after rope.
+            value: [tokens, kv_heads, head_dim].
+            scaling: factor on q.k.
+
+        Returns:
+            [tokens, query heads, head_dim].
+        """
+        selector, residence = self._selectors[layer], self._residence
+        selector.fill(chunk, key)
+        residence.write(layer, chunk, make_records(key, value, self._shape.groups))
+        if chunk.start:
+            earlier_key, earlier_value = residence.history(layer, chunk)
+            key, value = torch.cat([earlier_key, key]), torch.cat([earlier_value, value])
+        return attend_causal(query, key, value, chunk.start, scaling)

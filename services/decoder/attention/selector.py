@@ -1,0 +1,28 @@
+"""What chooses the blocks that a decode step reads.
+
+Knows nothing of slots: a selector speaks of logical blocks only.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from services.decoder.kv.batch import DecodeBatch, PrefillChunk
+
+
+class Selector(Protocol):
+    """One layer's choice. Its index lives in device pages that the scheduler owns."""
+
+    def fill(self, chunk: PrefillChunk, key: Tensor) -> None:
+        """Take in a prefill chunk's keys, `[tokens, kv_heads, head_dim]`."""
+
+    def observe(self, batch: DecodeBatch, key: Tensor) -> None:
+        """Take in a decode step's keys, `[rows, kv_heads, head_dim]`."""
+
+    def select(self, batch: DecodeBatch, query: Tensor) -> Tensor:
+        """Choose for `[rows, query heads, head_dim]`: `[rows, groups, top_k]` int32 blocks, -1 = none.
+
+        The open block is always chosen. Ties break to the lowest block.
+        """

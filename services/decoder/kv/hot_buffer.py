@@ -1,0 +1,87 @@
+"""The hot buffer: a pool of hot slots a layer, and the tables that say whose each slot is.
+
+Knows seats and sizes; the LRU and the copies are kernels. Every pool slot is free or owned by one lane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from services.decoder.kernels.lanes import capacity_of, clear, empty_tables, grow, shrink
+from services.decoder.kernels.lru import LaneTables
+from services.decoder.kv.shape import KvShape
+
+
+class HotBuffer:
+    """`capacities[layer]` slots a lane when all rows are seated at their configured size."""
+
+    def __init__(
+        self, shape: KvShape, rows: int, max_blocks: int, capacities: Sequence[int], device: torch.device
+    ) -> None:
+        lanes = rows * shape.groups
+        self.shape = shape
+        self.capacities = tuple(capacities)
+        self.pools: list[Tensor] = []  # a layer: [pool slots, block elements]
+        self.tables: list[LaneTables] = []
+        self._free: list[list[int]] = []
+        for capacity in capacities:
+            slots = lanes * capacity
+            self.pools.append(torch.zeros(slots, shape.block_elements, dtype=shape.dtype, device=device))
+            self.tables.append(empty_tables(lanes, max_blocks, capacity, device))
+            self._free.append(list(range(slots - 1, -1, -1)))
+
+    def seat(self, row: int) -> None:
+        """Give every lane of `row` its configured capacity in every layer."""
+        for layer, capacity in enumerate(self.capacities):
+            for lane in self._lanes(row):
+                self.resize(layer, lane, capacity)
+
+    def leave(self, row: int) -> None:
+        """Take every slot from `row`."""
+        for layer, tables in enumerate(self.tables):
+            for lane in self._lanes(row):
+                self._free[layer].extend(clear(tables, lane))
+
+    def resize(self, layer: int, lane: int, capacity: int) -> None:
+        """Grow or shrink one lane.
+
+        Raises:
+            ValueError: the pool has no such room, or the table no such width.
+        """
+        tables, free = self.tables[layer], self._free[layer]
+        change = capacity - capacity_of(tables, lane)
+        if change > len(free):
+            raise ValueError(f"layer {layer} has {len(free)} free hot slots, {change} are needed")
+        if change > 0:
+            grow(tables, lane, [free.pop() for _ in range(change)])
+        elif change < 0:
+            free.extend(shrink(tables, lane, -change))
+
+    @property
+    def slots_total(self) -> int:
+        """Hot slots of all layers."""
+        return sum(pool.shape[0] for pool in self.pools)
+
+    @property
+    def slots_used(self) -> int:
+        """Of these, owned by lanes."""
+        return self.slots_total - sum(map(len, self._free))
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless every slot is free or owned once and tables agree with each other."""
+        for tables, free, pool in zip(self.tables, self._free, self.pools, strict=True):
+            owned = tables.pool_slot[tables.pool_slot >= 0].tolist()
+            assert sorted(owned + free) == list(range(pool.shape[0])), "hot slots lost or owned twice"
+            lane, slot = (tables.slot_to_block >= 0).nonzero(as_tuple=True)
+            block = tables.slot_to_block[lane, slot].long()
+            assert torch.equal(tables.block_to_slot[lane, block].long(), slot), "tables disagree"
+            assert int((tables.block_to_slot >= 0).sum()) == lane.shape[0], (
+                "a block has a slot that holds another"
+            )
+            assert torch.equal(tables.resident.long(), (tables.slot_to_block >= 0).sum(1)), "resident is off"
+
+    def _lanes(self, row: int) -> range:
+        return range(row * self.shape.groups, (row + 1) * self.shape.groups)

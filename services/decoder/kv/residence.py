@@ -1,0 +1,48 @@
+"""What the heart asks of the place where KV lies; `tiered` and `full` answer it.
+
+Knows no selector and no attention.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from services.decoder.kv.batch import DecodeBatch, PrefillChunk
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a step's blocks lie in a layer's pool."""
+
+    slots: Tensor  # [lanes, top_k] int32, -1 where nothing was selected
+    open_slot: Tensor  # [lanes] int32
+
+
+class Residence(Protocol):
+    """Holds the KV of all rows. Calls come from the engine's loop alone."""
+
+    counters: Tensor  # [layers, len(Counter)] int64, since start
+
+    def seat(self, row: int, tokens: int) -> None:
+        """Make `row` ready to decode after its prefill of `tokens` tokens; its tables are filled in."""
+
+    def leave(self, row: int) -> None:
+        """Forget `row`; a row that was never seated is ignored."""
+
+    def resolve(self, layer: int, batch: DecodeBatch, selected: Tensor) -> Placement:
+        """Make every selected block (`[lanes, top_k]` int32) readable in the layer's pool."""
+
+    def append(self, layer: int, batch: DecodeBatch, placement: Placement, records: Tensor) -> None:
+        """Write one record a lane (`[lanes, record elements]`) to the open slots and to the arena."""
+
+    def pool(self, layer: int) -> Tensor:
+        """[pool slots, block_tokens, 2, heads of a group, head_dim], what placements point into."""
+
+    def write(self, layer: int, chunk: PrefillChunk, records: Tensor) -> None:
+        """Write a prefill chunk's records, `[tokens * groups, record elements]`."""
+
+    def history(self, layer: int, chunk: PrefillChunk) -> tuple[Tensor, Tensor]:
+        """Keys and values before the chunk, each `[start, kv_heads, head_dim]`."""

@@ -1,0 +1,78 @@
+"""The sizes of records, blocks and pages of one model, and the planes that follow from them.
+
+Knows numbers only. docs/records.md draws the same in bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from services.contract.errors import SetupError
+from services.contract.planes import ENTRY_ALIGNMENT, Plane, PlaneLayer
+
+
+@dataclass(frozen=True, slots=True)
+class KvShape:
+    """Grouped-query attention: every layer keeps a key and a value per token and KV head."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    groups: int  # selections a row: kv_heads or 1
+    block_tokens: int
+    page_tokens: int
+    dtype: torch.dtype
+
+    def __post_init__(self) -> None:
+        if self.kv_heads % self.groups or self.page_tokens % self.block_tokens:
+            raise ValueError(f"groups must divide kv_heads and block_tokens page_tokens: {self}")
+        if self.block_bytes % ENTRY_ALIGNMENT:
+            raise SetupError(
+                f"a block of {self.block_bytes} bytes is not a multiple of {ENTRY_ALIGNMENT}; "
+                "raise --block-tokens"
+            )
+
+    @property
+    def heads(self) -> int:
+        """KV heads of a group."""
+        return self.kv_heads // self.groups
+
+    @property
+    def record_elements(self) -> int:
+        """Elements of a record: the group's keys, then its values."""
+        return 2 * self.heads * self.head_dim
+
+    @property
+    def block_elements(self) -> int:
+        """Elements of a block of one group."""
+        return self.block_tokens * self.record_elements
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block of one group: what resolve fetches for a miss."""
+        return self.block_elements * self.dtype.itemsize
+
+    @property
+    def blocks_per_page(self) -> int:
+        """Blocks of one group in a page."""
+        return self.page_tokens // self.block_tokens
+
+    @property
+    def bounds_elements(self) -> int:
+        """Elements of a page's block bounds in one layer, all KV heads."""
+        return self.blocks_per_page * self.kv_heads * 2 * self.head_dim
+
+    def pages_for(self, tokens: int) -> int:
+        """Pages that hold `tokens` tokens."""
+        return -(-tokens // self.page_tokens)
+
+    def planes(self, *, with_bounds: bool) -> tuple[Plane, ...]:
+        """What the store keeps of every page; the index plane holds the block bounds of full pages."""
+        records = PlaneLayer(self.groups, self.blocks_per_page, self.block_bytes)
+        kv = Plane("kv", (records,) * self.layers)
+        if not with_bounds:
+            return (kv,)
+        bounds_bytes = self.kv_heads * 2 * self.head_dim * self.dtype.itemsize
+        return kv, Plane("index", (PlaneLayer(1, self.blocks_per_page, bounds_bytes),) * self.layers)

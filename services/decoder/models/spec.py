@@ -1,0 +1,111 @@
+"""What a checkpoint is, read from its config: sizes, limits, and whether hotset can serve it.
+
+Knows configs, not weights: nothing is loaded here, so a refusal costs no time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, PreTrainedConfig
+
+from services.contract.errors import SetupError
+
+SUPPORTED = ("granite", "llama", "mistral", "olmo2", "qwen2", "qwen3", "qwen3_moe", "smollm3")
+"""Model types whose attention is plain causal GQA behind transformers' interface; each is tested."""
+
+_SAMPLE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """A checkpoint's sizes."""
+
+    path: Path
+    config: PreTrainedConfig
+    layers: int
+    query_heads: int
+    kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_positions: int  # tokens
+    eos_token_ids: tuple[int, ...]
+    weights_digest: bytes  # 32 bytes
+
+    @classmethod
+    def read(cls, path: Path) -> ModelSpec:
+        """Read `path`/config.json.
+
+        Raises:
+            SetupError: no checkpoint there, or one with a feature that would be computed wrongly.
+        """
+        if not (path / "config.json").is_file():
+            raise SetupError(f"{path} is no Hugging Face checkpoint: it has no config.json")
+        if not any(path.glob("*.safetensors")):
+            raise SetupError(f"{path} has no *.safetensors; convert the weights with save_pretrained")
+        model_type = json.loads((path / "config.json").read_text()).get("model_type", "unknown")
+        if model_type not in SUPPORTED:
+            raise SetupError(f"model type {model_type!r} is not supported; supported: {', '.join(SUPPORTED)}")
+        config = AutoConfig.from_pretrained(path, local_files_only=True)
+        reason = _refusal(config)
+        if reason:
+            raise SetupError(f"this {config.model_type} checkpoint cannot be served: {reason}")
+        heads = config.num_attention_heads
+        return cls(
+            path=path,
+            config=config,
+            layers=config.num_hidden_layers,
+            query_heads=heads,
+            kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+            head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+            vocab_size=config.vocab_size,
+            max_positions=config.max_position_embeddings,
+            eos_token_ids=_eos(path, config),
+            weights_digest=_digest(path),
+        )
+
+
+def _refusal(config: PreTrainedConfig) -> str | None:
+    """Why attention over hot slots would not be this model's attention; None if it is."""
+    layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if layer_types != {"full_attention"}:
+        return f"layers of types {sorted(layer_types)}; only full_attention is served"
+    if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
+        return "it attends through a sliding window"
+    for name in ("attn_logit_softcapping", "attention_chunk_size"):
+        if getattr(config, name, None):
+            return f"it uses {name}"
+    if getattr(config, "quantization_config", None):
+        return "its weights are quantised; save them dequantised"
+    rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type", "default") in ("dynamic", "longrope"):
+        return f"its {rope['rope_type']} rope changes with the length, so cached keys would go stale"
+    return None
+
+
+def _eos(path: Path, config: PreTrainedConfig) -> tuple[int, ...]:
+    """Ids that end an answer: generation_config.json's, else the config's."""
+    source = path / "generation_config.json"
+    found = json.loads(source.read_text()).get("eos_token_id") if source.is_file() else None
+    if found is None:
+        found = config.eos_token_id
+    if found is None:
+        return ()
+    return tuple(found) if isinstance(found, list) else (int(found),)
+
+
+def _digest(path: Path) -> bytes:
+    """A hash of the config and of each weights file's length, head and tail: quick, and changes with them."""
+    digest = hashlib.blake2b((path / "config.json").read_bytes(), digest_size=32)
+    for weights in sorted(path.glob("*.safetensors")):
+        size = weights.stat().st_size
+        digest.update(f"{weights.name}:{size}".encode())
+        with weights.open("rb") as file:
+            digest.update(file.read(_SAMPLE_BYTES))
+            file.seek(max(0, size - _SAMPLE_BYTES))
+            digest.update(file.read(_SAMPLE_BYTES))
+    return digest.digest()
