@@ -1,8 +1,8 @@
 """tokenizer.json, tokenizer_config.json and special_tokens_map.json from the GGUF's vocabulary and merges.
 
-Knows SmolLM2's pre-tokenizer, which a GGUF only names ("smollm"): every digit is a piece of its own,
-then GPT-2's byte-level split. A GPT-2 tokenizer without the first step would merge "12345" into tokens
-that the model never saw in training.
+Knows SmolLM2's pre-tokenizer, which a GGUF only names ("smollm"): every numeral is a piece of its own,
+then GPT-2's byte-level split. Without the first step a run of whitespace before a digit falls apart:
+two line feeds before a 3 would be two tokens where the model was trained on one.
 """
 
 from __future__ import annotations
