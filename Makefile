@@ -1,15 +1,59 @@
-# `make run` serves, `make test` tests, `make check` keeps the house. PYTHON, PORT and MODEL may be set.
-PYTHON ?= python3
-VENV := .venv
+# `make run` serves, `make test` tests, `make check` keeps the house. All of them bring .venv up to date first,
+# and skip pip when nothing changed. What may be set: `make help`.
+VENV ?= .venv
+PORT ?= 8000
+TORCH ?= torch==2.13.0
+MODEL ?=
+ARGS ?=
+KVSTORE_ARGS ?=
+PYTEST_ARGS ?=
+export VENV PORT TORCH MODEL ARGS KVSTORE_ARGS
+
 BIN := $(VENV)/bin
+SUPPORTED := import sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
+# The interpreter that starts deploy/install.py: yours, else that of $(VENV), else the first that fits.
+FIND_PYTHON = for python in $(or $(PYTHON),$(BIN)/python python3 python3.13 python3.12 python3.11); do \
+  "$$python" -c '$(SUPPORTED)' >/dev/null 2>&1 && break; python=; done; \
+  test -n "$$python" || { echo "error: $(if $(PYTHON),$(PYTHON) is not,found no) Python 3.11, 3.12 or 3.13; \
+  install one, or name it: make PYTHON=/path/to/python3.12" >&2; exit 1; }
+INSTALL = @$(FIND_PYTHON); "$$python" -m deploy.install $(if $(PYTHON),--remake)
 
-.PHONY: stubs check
+.PHONY: run test test-slow test-gpu check stubs clean help
 
-stubs: ## generate the gRPC stubs beside their sources
-	$(BIN)/python proto/build_stubs.py
+run: ## serve on http://127.0.0.1:$(PORT), kvstore and decoder, until Ctrl-C
+	$(INSTALL) decoder && exec $(BIN)/python -m deploy.local
+
+test: ## everything the fast tests need, then the tests
+	$(INSTALL) decoder test && exec $(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-slow: ## the tests that take minutes
+	$(INSTALL) decoder test dev && exec $(BIN)/python -m pytest -m 'slow and not gpu' $(PYTEST_ARGS)
+
+test-gpu: ## the tests that need an NVIDIA GPU
+	$(INSTALL) decoder test && exec $(BIN)/python -m pytest -m gpu $(PYTEST_ARGS)
 
 check: ## ruff, mypy --strict, floors
+	$(INSTALL) decoder test dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/test_floors.py
+
+stubs: ## generate the gRPC stubs beside their sources
+	$(INSTALL) dev && exec $(BIN)/python proto/build_stubs.py
+
+clean: ## remove the environment, stubs and caches; the model cache stays
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -f proto/hotset/v1/*_pb2*.py proto/hotset/v1/*_pb2*.pyi
+	find services tests deploy benchmarks proto -name __pycache__ -type d -prune -exec rm -rf {} +
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@echo 'May be set:'
+	@echo '  PORT=8000           port of the HTTP server'
+	@echo '  MODEL=/path         a Hugging Face checkpoint directory; default: a bundled SmolLM2-135M-Instruct'
+	@echo '  ARGS="--max-rows 4" flags of the decoder; its list: $(BIN)/python -m services.decoder --help'
+	@echo '  KVSTORE_ARGS="..."  flags of kvstore'
+	@echo '  TORCH=torch==2.13.0 what pip is given for torch: a version, or options that choose a build'
+	@echo '  PYTHON=python3.12   interpreter of the environment; VENV=.venv where it lies'
+	@echo '  PYTEST_ARGS="-k x"  passed to pytest'

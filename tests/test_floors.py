@@ -17,6 +17,9 @@ from tests.house.source_tree import Module, read_tree
 
 ROOT = Path(__file__).resolve().parent.parent
 
+COMPANIONS = {"pydantic-core": "pydantic", "starlette": "fastapi"}
+"""Distribution -> the one that brings it, in the version it needs, and documents its use."""
+
 
 @pytest.fixture(scope="module")
 def house() -> Mapping[str, Module]:
@@ -55,7 +58,8 @@ def test_what_is_imported_is_declared(packages: tuple[str, ...], extras: tuple[s
             top = part.name.split(".")[0]
             if top in stdlib_module_names or top in ("services", "hotset"):
                 continue
-            found = {_distribution(name) for name in providers.get(top, [top])}
+            names = {_distribution(name) for name in providers.get(top, [top])}
+            found = {COMPANIONS.get(name, name) for name in names}
             assert found & declared, f"{module.path}:{part.line}: {part.name} comes from {sorted(found)}"
 
 

@@ -1,0 +1,1 @@
+"""`make run`: both services on this machine, from the first line of progress to a clean end."""
