@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 import grpc
 
@@ -16,8 +16,9 @@ from services.contract.errors import ERROR_KIND_KEY, HotsetError
 
 _log = logging.getLogger(__name__)
 
-# gRPC types a method by its messages, which an interceptor cannot know: they are `Any` here.
-_Handler = grpc.RpcMethodHandler[Any, Any]
+# gRPC types a method by its messages, which an interceptor cannot know: they are `Any` here. Quoted, because
+# only the type stubs have the class as a generic.
+_Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 
 def _status_of(error: Exception, method: str) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]:

@@ -1,0 +1,116 @@
+"""What clients ask of the store and what it answers, free of the wire.
+
+Knows only shapes and what makes an order impossible at any time; the store decides on the rest.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+
+from services.contract.errors import InvalidRequest
+from services.contract.file_header import FileHeader
+
+_TOKEN = re.compile(r"[0-9a-f]{32}")
+_NAME = re.compile(r"[A-Za-z0-9._:@/-]{1,128}")
+_FINGERPRINT_BYTES = 32
+_PAGE_TOKENS = range(64, 2**20 + 1)
+
+
+class ClientKind(Enum):
+    """Whether a client can write the arena without asking."""
+
+    MAPPED = "mapped"  # maps it: its pages come back when its process is gone
+    REMOTE = "remote"  # never touches it: its pages come back when its lease ends
+
+
+@dataclass(frozen=True, slots=True)
+class PageRef:
+    """A host page in the life of it that is meant."""
+
+    page: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """Makes a full page immutable and findable."""
+
+    page: PageRef
+    page_hash: bytes  # 16 to 32 bytes
+    parent: PageRef | None  # the page before it in the sequence
+
+
+@dataclass(frozen=True, slots=True)
+class AttachOrder:
+    """Opens a session or takes one up again."""
+
+    client_name: str
+    kind: ClientKind
+    token: str
+    header: FileHeader
+    held: tuple[PageRef, ...]
+
+    def check(self) -> None:
+        """Refuse what no store could serve. The planes were checked as they were read.
+
+        Raises:
+            InvalidRequest: the name, token, fingerprint or page size is impossible.
+        """
+        if _NAME.fullmatch(self.client_name) is None:
+            raise InvalidRequest("client_name must be 1 to 128 letters, digits or ._:@/-")
+        if _TOKEN.fullmatch(self.token) is None:
+            raise InvalidRequest("session_token must be 32 lower-case hex digits")
+        if len(self.header.fingerprint) != _FINGERPRINT_BYTES:
+            raise InvalidRequest(
+                f"model_fingerprint must have {_FINGERPRINT_BYTES} bytes, not {len(self.header.fingerprint)}"
+            )
+        if self.header.page_tokens not in _PAGE_TOKENS:
+            raise InvalidRequest(
+                f"page_tokens must be {_PAGE_TOKENS.start} to {_PAGE_TOKENS.stop - 1}, "
+                f"not {self.header.page_tokens}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """Where the session's pages lie, and what its calls must say."""
+
+    session_id: int
+    epoch: int
+    arena_path: str
+    arena_bytes: int
+    page_count: int
+    lease_ms: int
+    sealed: tuple[PageRef, ...]  # those of the held pages that are sealed
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateOrder:
+    """One step's releases, then seals, then allocations."""
+
+    sequence: int
+    releases: tuple[PageRef, ...]
+    seals: tuple[Seal, ...]
+    allocate_pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Updated:
+    """What an update came to."""
+
+    pages: tuple[PageRef, ...]
+    shortfall_pages: int
+    free_pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class PageCounts:
+    """Pages by state; the last four add up to the first."""
+
+    total: int = 0
+    free: int = 0
+    open: int = 0
+    sealed: int = 0
+    cached: int = 0  # sealed and held by none

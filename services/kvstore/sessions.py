@@ -1,0 +1,128 @@
+"""Who is attached: names, epochs, leases, the last answer of each; and who must go.
+
+Knows clients, no pages. Time is the monotonic clock given to it, in seconds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from services.contract.errors import NotFound, StaleReference
+from services.kvstore.orders import ClientKind, Updated
+from services.kvstore.session_locks import SessionLocks
+
+Clock = Callable[[], float]
+
+
+class SessionEnd(Enum):
+    """Why a session is over."""
+
+    DETACHED = "detached"
+    LEASE = "lease"  # a remote client was silent for too long
+    GONE = "gone"  # a mapped client's process is gone
+    REPLACED = "replaced"  # the same remote client came back with another token
+
+
+@dataclass(slots=True)
+class Session:
+    """One attached client."""
+
+    session_id: int
+    client_name: str
+    kind: ClientKind
+    token: str
+    epoch: int
+    deadline: float  # the lease ends then
+    expired: bool = False  # a mapped client past its lease, whose process lives
+    last_sequence: int = 0
+    last_answer: Updated | None = None
+
+
+def session_id_of(token: str) -> int:
+    """The session's number, the same in every life of the store: never 0, 64 bits."""
+    return int.from_bytes(hashlib.blake2b(token.encode(), digest_size=8).digest()) or 1
+
+
+class Sessions:
+    """The attached clients, by number and by name."""
+
+    def __init__(self, locks: SessionLocks, clock: Clock, lease_seconds: float) -> None:
+        self._locks = locks
+        self._clock = clock
+        self._lease_seconds = lease_seconds
+        self._by_id: dict[int, Session] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def count(self, kind: ClientKind) -> int:
+        """Attached clients of `kind`."""
+        return sum(session.kind is kind for session in self._by_id.values())
+
+    def expired(self) -> int:
+        """Mapped clients past their lease whose process lives."""
+        return sum(session.expired for session in self._by_id.values())
+
+    def numbers(self) -> set[int]:
+        """The session numbers of the attached clients."""
+        return set(self._by_id)
+
+    def get(self, session_id: int) -> Session | None:
+        """The session with this number."""
+        return self._by_id.get(session_id)
+
+    def named(self, client_name: str) -> Session | None:
+        """The session of this client."""
+        return next((s for s in self._by_id.values() if s.client_name == client_name), None)
+
+    def open(self, client_name: str, kind: ClientKind, token: str, epoch: int) -> Session:
+        """Open the session that `token` stands for, or start a new epoch of it."""
+        session = Session(session_id_of(token), client_name, kind, token, epoch, 0.0)
+        self._by_id[session.session_id] = session
+        self.renew(session)
+        return session
+
+    def authorise(self, session_id: int, epoch: int) -> Session:
+        """The session that a call speaks for.
+
+        Raises:
+            NotFound: no such session, any more; StaleReference: another epoch of it.
+        """
+        session = self._by_id.get(session_id)
+        if session is None:
+            raise NotFound(f"session {session_id:016x} is not attached; attach again")
+        if session.epoch != epoch:
+            raise StaleReference(
+                f"session {session_id:016x} is at epoch {session.epoch}, the call is of {epoch}"
+            )
+        return session
+
+    def renew(self, session: Session) -> None:
+        """Start the lease of `session` anew."""
+        session.deadline = self._clock() + self._lease_seconds
+        session.expired = False
+
+    def remove(self, session: Session) -> None:
+        """Forget `session`."""
+        del self._by_id[session.session_id]
+
+    def overdue(self) -> tuple[list[tuple[Session, SessionEnd]], list[Session]]:
+        """Sessions that are over and why, and mapped ones that are past their lease since now.
+
+        A mapped client past its lease may still be written to by its device, so only its lock tells.
+        """
+        now = self._clock()
+        over: list[tuple[Session, SessionEnd]] = []
+        silent: list[Session] = []
+        for session in self._by_id.values():
+            if session.kind is ClientKind.MAPPED and self._locks.reap(session.token):
+                over.append((session, SessionEnd.GONE))
+            elif now >= session.deadline and session.kind is ClientKind.REMOTE:
+                over.append((session, SessionEnd.LEASE))
+            elif now >= session.deadline and not session.expired:
+                session.expired = True
+                silent.append(session)
+        return over, silent

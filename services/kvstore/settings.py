@@ -1,0 +1,86 @@
+"""What an operator may say to kvstore, and the sizes that the machine makes of it.
+
+Reads nothing but flags, environment and the file; opens no arena.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from pydantic import Field, field_validator
+
+from services.contract.base_settings import ServiceSettings
+from services.contract.byte_size import ByteSize, format_bytes
+
+_LISTEN = re.compile(r"unix:/.+|(\[[0-9a-fA-F:.]+\]|[^\[\]:/\s]+):(\d{1,5})")
+
+
+class KvStoreSettings(ServiceSettings):
+    """hotset kvstore: owns the host pages that decoders keep their KV in."""
+
+    table: ClassVar[str] = "kvstore"
+
+    arena_dir: Path = Field(
+        Path("/dev/shm/hotset"), description="directory on a tmpfs that holds the arena; made if missing"
+    )
+    arena_bytes: ByteSize = Field(
+        2**30, ge=4 * 2**20, le=2**50, description="length of the arena file, bytes (512MiB, 40GiB, ...)"
+    )
+    keep_arena: bool = Field(False, description="leave the arena and its pages in place on a clean exit")
+    listen: str = Field("127.0.0.1:7700", description="gRPC address, host:port (0 = any) or unix:/path")
+    metrics_host: str = Field("127.0.0.1", min_length=1, description="address of the metrics server")
+    metrics_port: int = Field(
+        7701, ge=0, le=65535, description="port of the metrics server; 0 = any free one"
+    )
+    lease_seconds: float = Field(
+        10.0,
+        gt=0.1,
+        le=3600,
+        description="seconds a client may be silent; after a restart, seconds it has to come back",
+    )
+    drain_seconds: float = Field(3.0, ge=0, le=7, description="seconds clients get to detach after SIGTERM")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="least severe log lines kept"
+    )
+
+    @field_validator("listen")
+    @classmethod
+    def _is_address(cls, value: str) -> str:
+        match = _LISTEN.fullmatch(value)
+        if match is None or int(match[2] or 0) > 65535:
+            raise ValueError(f"{value!r} is neither host:port (127.0.0.1:7700, [::1]:7700) nor unix:/path")
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSizes:
+    """What the settings come to on this machine, at start."""
+
+    arena_path: Path
+    arena_bytes: int
+    resident_bytes: int  # of the arena, in memory already
+    mount_free_bytes: int
+    page_bytes: int  # 0 until the first attach lays the arena out
+    page_count: int
+    page_tokens: int
+    held_pages: int  # found in a reopened arena
+
+    def table(self) -> str:
+        """The sizes as lines for a person."""
+        if self.page_count:
+            pages = (
+                f"{self.page_count} of {format_bytes(self.page_bytes)} and {self.page_tokens} tokens, "
+                f"{self.page_count * self.page_tokens} tokens in all; {self.held_pages} held from before"
+            )
+        else:
+            pages = "laid out by the first client's planes"
+        rows = (
+            ("arena", f"{self.arena_path}, {format_bytes(self.arena_bytes)}"),
+            ("resident", f"{format_bytes(self.resident_bytes)} now, grows as pages are first written"),
+            ("mount", f"{format_bytes(self.mount_free_bytes)} free"),
+            ("pages", pages),
+        )
+        return "\n".join(f"{name:<10}{value}" for name, value in rows)

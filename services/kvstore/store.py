@@ -1,0 +1,325 @@
+"""The store: every decision a client's call comes to. The servicer translates, this decides.
+
+Knows arena, pages and sessions; neither gRPC nor Prometheus. All of it belongs to one event loop (or one
+test): no method waits, none is called from another thread, so there are no locks.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+from services.contract.errors import StaleReference, StateConflict
+from services.contract.file_header import FileHeader
+from services.kvstore.arena import Arena
+from services.kvstore.mount import mount_of
+from services.kvstore.orders import (
+    Attached,
+    AttachOrder,
+    ClientKind,
+    PageCounts,
+    Updated,
+    UpdateOrder,
+)
+from services.kvstore.pages import PageTable
+from services.kvstore.recovery import Recovery
+from services.kvstore.session_locks import SessionLocks
+from services.kvstore.sessions import Clock, Session, SessionEnd, Sessions, session_id_of
+from services.kvstore.settings import StoreSizes
+from services.kvstore.snapshot import StoreCounters, StoreSnapshot
+
+_log = logging.getLogger(__name__)
+
+
+class Store:
+    """An arena and everyone attached to it; build one with `Store.open`, call `tick` a few times a second."""
+
+    def __init__(self, arena: Arena, locks: SessionLocks, clock: Clock, lease_seconds: float) -> None:
+        """Take up what the arena holds.
+
+        Raises:
+            SetupError: a page header is damaged.
+        """
+        self._arena = arena
+        self._locks = locks
+        self._clock = clock
+        self._lease_seconds = lease_seconds
+        self._sessions = Sessions(locks, clock, lease_seconds)
+        self._counters = StoreCounters()
+        self._table: PageTable | None = None
+        self._recovery: Recovery | None = None
+        self.draining = False
+        if arena.layout is not None:
+            self._table = PageTable(arena.page_headers())
+            self._recovery = Recovery(self._table, locks, clock, lease_seconds)
+
+    @classmethod
+    def open(cls, directory: Path, arena_bytes: int, clock: Clock, lease_seconds: float) -> Store:
+        """Make or reopen the arena in `directory`.
+
+        Raises:
+            SetupError: as `Arena.open`; or a page header is damaged. What was there is left as it was.
+        """
+        arena = Arena.open(directory, arena_bytes)
+        try:
+            return cls(arena, SessionLocks(arena.path.parent / "sessions"), clock, lease_seconds)
+        except BaseException:
+            arena.close(keep=arena.reopened)
+            raise
+
+    @property
+    def reopened(self) -> bool:
+        """Whether the arena was there before."""
+        return self._arena.reopened
+
+    def attach(self, order: AttachOrder) -> Attached:
+        """Open a session or take one up again.
+
+        Raises:
+            InvalidRequest: the order is impossible.
+            StateConflict: draining; the client holds no lock; an older client of this name lives; the token
+                is of another client; or others hold pages of another geometry or model.
+            StaleReference: a page in `held` is of an earlier life.
+            SetupError: not one page of this geometry fits the arena.
+        """
+        order.check()
+        if self.draining:
+            raise StateConflict("the store is draining and takes no new session; attach to its successor")
+        self.tick()
+        if order.kind is ClientKind.MAPPED and self._locks.reap(order.token):
+            raise StateConflict(
+                f"nobody holds the lock sessions/{order.token}.lock beside the arena; lock it, then attach"
+            )
+        session_id = session_id_of(order.token)
+        self._check_identity(order, self._sessions.get(session_id))
+        self._make_way(order.client_name, session_id)
+        table = self._table_for(order.header, bool(order.held))
+        sealed = table.adopt(session_id, order.held)
+        if self._recovery is not None:
+            self._recovery.claim(session_id)
+        session = self._sessions.open(order.client_name, order.kind, order.token, self._arena.next_epoch())
+        self._counters.attaches += 1
+        _log.info(
+            "attach client=%s kind=%s session=%016x epoch=%d held=%d",
+            session.client_name,
+            session.kind.value,
+            session_id,
+            session.epoch,
+            len(order.held),
+        )
+        return Attached(
+            session_id=session_id,
+            epoch=session.epoch,
+            arena_path=str(self._arena.path),
+            arena_bytes=self._arena.arena_bytes,
+            page_count=table.page_count,
+            lease_ms=int(self._lease_seconds * 1000),
+            sealed=tuple(sealed),
+        )
+
+    def update(self, session_id: int, epoch: int, order: UpdateOrder) -> Updated:
+        """One step's releases, seals and allocations; a repeated sequence number gets the first answer again.
+
+        Raises:
+            NotFound, StaleReference: the session is over, or of another epoch.
+            StateConflict: the sequence number is old or skips one, or pages are wanted of a draining store.
+            InvalidRequest, StaleReference, StateConflict: a page is not the session's; nothing is done.
+        """
+        session = self._speaking(session_id, epoch)
+        if session.last_answer is not None and order.sequence == session.last_sequence:
+            return session.last_answer
+        if order.sequence != session.last_sequence + 1:
+            raise StateConflict(
+                f"update {order.sequence} does not follow {session.last_sequence}; number updates 1, 2, 3 ..."
+            )
+        if self.draining and order.allocate_pages:
+            raise StateConflict("the store is draining and allocates no pages; give up or finish what runs")
+        table = self._laid_out()
+        pages = table.update(session_id, order.releases, order.seals, order.allocate_pages)
+        free = table.counts.free
+        self._counters.released += len(order.releases)
+        self._counters.sealed += len(order.seals)
+        if pages is None:
+            self._counters.refused += order.allocate_pages
+        else:
+            self._counters.allocated += len(pages)
+        shortfall = 0 if pages is not None else order.allocate_pages - free
+        session.last_sequence = order.sequence
+        session.last_answer = Updated(tuple(pages or ()), shortfall, free)
+        return session.last_answer
+
+    def match(self, session_id: int, epoch: int) -> None:
+        """Answer a prefix query: nothing is ever found, because a released page is forgotten.
+
+        Raises:
+            NotFound, StaleReference: the session is over, or of another epoch.
+        """
+        self._speaking(session_id, epoch)
+
+    def heartbeat(self, session_id: int, epoch: int) -> int:
+        """Renew the lease; its length in ms.
+
+        Raises:
+            NotFound, StaleReference: the session is over, or of another epoch.
+        """
+        self._speaking(session_id, epoch)
+        return int(self._lease_seconds * 1000)
+
+    def detach(self, session_id: int, epoch: int) -> int:
+        """End a session; the references that came back.
+
+        Raises:
+            NotFound, StaleReference: the session is over, or of another epoch.
+        """
+        return self._end(self._speaking(session_id, epoch), SessionEnd.DETACHED)
+
+    def drain(self) -> int:
+        """Take no new session and allocate no page from now on; the clients still attached."""
+        if not self.draining:
+            self.draining = True
+            _log.info("drain sessions=%d", len(self._sessions))
+        return len(self._sessions)
+
+    def tick(self) -> None:
+        """End the sessions that are over and give their pages back; a few times a second."""
+        over, silent = self._sessions.overdue()
+        for session, reason in over:
+            self._end(session, reason)
+        for session in silent:
+            self._counters.mapped_leases += 1
+            _log.warning(
+                "lease_expired client=%s session=%016x pages=kept", session.client_name, session.session_id
+            )
+        if self._recovery is not None and self._recovery.tick(self._sessions.numbers()):
+            _log.info("recovered returned=%d held=%d", self._recovery.returned, self._held_pages())
+            self._counters.released += self._recovery.returned
+            self._recovery = None
+
+    def snapshot(self) -> StoreSnapshot:
+        """What the store holds, now."""
+        layout = self._arena.layout
+        return StoreSnapshot(
+            arena_path=str(self._arena.path),
+            arena_bytes=self._arena.arena_bytes,
+            resident_bytes=self._arena.resident_bytes,
+            page_bytes=layout.page_bytes if layout else 0,
+            page_tokens=layout.page_tokens if layout else 0,
+            pages=self._table.counts if self._table else PageCounts(),
+            sessions={kind: self._sessions.count(kind) for kind in ClientKind},
+            expired_sessions=self._sessions.expired(),
+            unclaimed_sessions=self._recovery.living if self._recovery else 0,
+            draining=self.draining,
+            counters=replace(self._counters, ended=dict(self._counters.ended)),
+        )
+
+    def sizes(self) -> StoreSizes:
+        """What the settings came to on this machine."""
+        now = self.snapshot()
+        return StoreSizes(
+            arena_path=self._arena.path,
+            arena_bytes=now.arena_bytes,
+            resident_bytes=now.resident_bytes,
+            mount_free_bytes=mount_of(self._arena.path).free_bytes,
+            page_bytes=now.page_bytes,
+            page_count=now.pages.total,
+            page_tokens=now.page_tokens,
+            held_pages=self._held_pages(),
+        )
+
+    def check_integrity(self) -> None:
+        """Compare everything with everything; for idle times and tests.
+
+        Raises:
+            HotsetError: the store contradicts itself.
+        """
+        if self._table is None:
+            return
+        self._table.check_integrity()
+        if self._recovery is None and not set(self._table.holders()) <= self._sessions.numbers():
+            raise StateConflict("pages are held for a session that is not attached")
+
+    def close(self, *, keep: bool) -> None:
+        """Let go of the arena; remove it and everything beside it unless `keep`."""
+        if not keep:
+            self._locks.remove()
+        self._arena.close(keep=keep)
+
+    def _speaking(self, session_id: int, epoch: int) -> Session:
+        session = self._sessions.get(session_id)
+        if session is not None and session.kind is ClientKind.REMOTE and self._clock() >= session.deadline:
+            self._end(session, SessionEnd.LEASE)
+        session = self._sessions.authorise(session_id, epoch)
+        self._sessions.renew(session)
+        return session
+
+    def _check_identity(self, order: AttachOrder, session: Session | None) -> None:
+        if session is not None and (session.client_name, session.kind) != (order.client_name, order.kind):
+            raise StateConflict(
+                f"this token is attached as {session.kind.value} client {session.client_name}; "
+                "every client chooses its own"
+            )
+
+    def _make_way(self, client_name: str, session_id: int) -> None:
+        """End an older session of the same client, if that is safe."""
+        older = self._sessions.named(client_name)
+        if older is None or older.session_id == session_id:
+            return
+        if older.kind is ClientKind.MAPPED:
+            raise StateConflict(
+                f"client {client_name} is attached already and its process lives; "
+                "stop it first, or give this one another name"
+            )
+        self._end(older, SessionEnd.REPLACED)
+
+    def _table_for(self, header: FileHeader, claims_pages: bool) -> PageTable:
+        """The table of an arena that is laid out as `header` says."""
+        if self._table is not None and self._arena.header == header:
+            return self._table
+        if claims_pages:
+            raise StaleReference(
+                "the arena is not laid out as it was when this client's pages were allocated; "
+                "attach with a new token and compute them again"
+            )
+        held = self._held_pages()
+        if len(self._sessions) or held or (self._recovery is not None and self._recovery.living):
+            raise StateConflict(
+                f"the arena is laid out for other planes, page size or model, {len(self._sessions)} clients "
+                f"are attached and {held} pages are held; stop them first, or start another kvstore"
+            )
+        layout = self._arena.lay_out(header)
+        self._table = PageTable(self._arena.page_headers())
+        self._recovery = None
+        _log.info(
+            "layout pages=%d page_bytes=%d page_tokens=%d arena_bytes=%d",
+            layout.page_count,
+            layout.page_bytes,
+            layout.page_tokens,
+            layout.arena_bytes,
+        )
+        return self._table
+
+    def _laid_out(self) -> PageTable:
+        if self._table is None:
+            raise StateConflict("the arena is not laid out; attach first")
+        return self._table
+
+    def _held_pages(self) -> int:
+        if self._table is None:
+            return 0
+        counts = self._table.counts
+        return counts.open + counts.sealed
+
+    def _end(self, session: Session, reason: SessionEnd) -> int:
+        self._sessions.remove(session)
+        returned = self._laid_out().release_all(session.session_id)
+        self._counters.released += returned
+        self._counters.ended[reason] += 1
+        _log.info(
+            "session_end client=%s session=%016x reason=%s returned=%d",
+            session.client_name,
+            session.session_id,
+            reason.value,
+            returned,
+        )
+        return returned
