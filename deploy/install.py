@@ -115,7 +115,7 @@ def install(root: Path, venv: Path, torch: str, extras: Sequence[str], *, remake
         command += shlex.split(torch)
     status = subprocess.run(command, cwd=root, check=False).returncode
     if status != 0:
-        raise InstallError(f"pip failed with status {status}; its message is above. Nothing else was changed")
+        raise InstallError(f"pip failed with status {status}; its message is above")
     stamp.write_text(json.dumps({"digest": digest, "extras": wanted}))
 
 
