@@ -1,0 +1,45 @@
+"""Puts a runner together from a plan: the one place where residence and selectors are chosen.
+
+Knows every part by its constructor and none by its inside.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from services.decoder.attention.everything import Everything
+from services.decoder.attention.heart import Heart
+from services.decoder.attention.quest import Quest
+from services.decoder.attention.selector import Selector
+from services.decoder.engine.memory_plan import MemoryPlan
+from services.decoder.engine.runner import Runner
+from services.decoder.kv.arena_map import ArenaMap
+from services.decoder.kv.bounds_index import BoundsIndex
+from services.decoder.kv.full import Full
+from services.decoder.kv.hot_buffer import HotBuffer
+from services.decoder.kv.residence import Residence
+from services.decoder.kv.row_tables import RowTables
+from services.decoder.kv.tiered import Tiered
+from services.decoder.models.causal_lm import CausalLM
+
+
+def assemble(plan: MemoryPlan, model: CausalLM, arena: ArenaMap, device: torch.device) -> Runner:
+    """Allocate everything that the plan counts, and wire it."""
+    shape, settings = plan.shape, plan.settings
+    tables = RowTables(settings.max_rows, plan.max_pages, device)
+    residence: Residence
+    if settings.kv_mode == "tiered":
+        hot = HotBuffer(shape, settings.max_rows, plan.max_blocks, plan.capacities, device)
+        residence = Tiered(arena, hot, tables)
+    else:
+        residence = Full(arena, shape, plan.device_pages, device)
+    bounds = BoundsIndex(arena, shape, plan.device_pages, device) if plan.quest_layers else None
+    dense = shape.layers - plan.quest_layers
+    selectors: list[Selector] = [
+        Quest(shape, bounds.layer(layer), plan.top_k)
+        if bounds is not None and layer >= dense
+        else Everything(shape.groups)
+        for layer in range(shape.layers)
+    ]
+    heart = Heart(shape, residence, selectors)
+    return Runner(model, shape, tables, residence, bounds, heart)

@@ -1,0 +1,178 @@
+"""What memory goes where: the sizes that follow from the settings, the model and the arena.
+
+Knows numbers; allocates nothing. Printed once at start.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import torch
+
+from services.contract.byte_size import format_bytes
+from services.contract.errors import SetupError
+from services.contract.layout import ArenaLayout
+from services.contract.planes import Plane
+from services.decoder.kv.shape import KvShape
+from services.decoder.models.spec import ModelSpec
+from services.decoder.settings import DecoderSettings
+
+RECORD_FORMAT = b"gqa-kv-1"
+"""Changes whenever the bytes of docs/records.md do, so that no store serves the old ones."""
+
+
+def kv_shape(settings: DecoderSettings, spec: ModelSpec, dtype: torch.dtype) -> KvShape:
+    """Sizes of records, blocks and pages."""
+    shared = settings.selector == "quest" and settings.quest_sharing == "layer"
+    return KvShape(
+        layers=spec.layers,
+        kv_heads=spec.kv_heads,
+        head_dim=spec.head_dim,
+        groups=1 if shared else spec.kv_heads,
+        block_tokens=settings.block_tokens,
+        page_tokens=settings.page_tokens,
+        dtype=dtype,
+    )
+
+
+def kv_planes(settings: DecoderSettings, shape: KvShape) -> tuple[Plane, ...]:
+    """What the arena keeps of every page."""
+    return shape.planes(with_bounds=settings.selector == "quest")
+
+
+def kv_fingerprint(spec: ModelSpec, shape: KvShape) -> bytes:
+    """32 bytes that differ whenever KV bytes of one run would mean something else in another."""
+    digest = hashlib.blake2b(spec.weights_digest, digest_size=32)
+    digest.update(RECORD_FORMAT)
+    digest.update(repr(shape).encode())
+    return digest.digest()
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Derived once, after the attach; build it with `derive`."""
+
+    settings: DecoderSettings
+    shape: KvShape
+    layout: ArenaLayout
+    max_model_len: int  # tokens
+    device_pages: int
+    quest_layers: int  # the layers behind the dense ones, if the selector is Quest
+    weight_bytes: int
+
+    @classmethod
+    def derive(
+        cls,
+        settings: DecoderSettings,
+        spec: ModelSpec,
+        shape: KvShape,
+        layout: ArenaLayout,
+        weight_bytes: int,
+    ) -> MemoryPlan:
+        """Reconcile what was asked with what there is.
+
+        Raises:
+            SetupError: a length that the model, the arena or the device cache cannot hold.
+        """
+        asked = settings.max_model_len
+        if asked > spec.max_positions:
+            raise SetupError(f"--max-model-len {asked} exceeds the model's {spec.max_positions} positions")
+        arena_tokens = layout.page_count * shape.page_tokens
+        longest = min(asked or spec.max_positions, arena_tokens)
+        if asked > arena_tokens:
+            raise SetupError(
+                f"--max-model-len {asked} exceeds the {arena_tokens} tokens that the arena holds "
+                f"({format_bytes(layout.arena_bytes)}); start kvstore with a larger --arena-bytes"
+            )
+        cached = settings.device_cache_tokens or settings.max_rows * longest
+        if cached < longest:
+            raise SetupError(
+                f"--device-cache-tokens {cached} is less than one request of {longest} tokens; "
+                "raise it, or lower --max-model-len"
+            )
+        if settings.dense_layers > spec.layers:
+            raise SetupError(f"--dense-layers {settings.dense_layers}: the model has {spec.layers} layers")
+        return cls(
+            settings=settings,
+            shape=shape,
+            layout=layout,
+            max_model_len=longest,
+            device_pages=max(shape.pages_for(cached), settings.max_rows * shape.pages_for(1)),
+            quest_layers=spec.layers - settings.dense_layers if settings.selector == "quest" else 0,
+            weight_bytes=weight_bytes,
+        )
+
+    @property
+    def max_pages(self) -> int:
+        """Pages of the longest row."""
+        return self.shape.pages_for(self.max_model_len)
+
+    @property
+    def max_blocks(self) -> int:
+        """Blocks of the longest lane."""
+        return self.max_pages * self.shape.blocks_per_page
+
+    @property
+    def top_k(self) -> int:
+        """Blocks a Quest layer chooses for a lane."""
+        return self.settings.budget_tokens // self.shape.block_tokens
+
+    @property
+    def capacities(self) -> tuple[int, ...]:
+        """Hot slots of a lane, layer by layer: the setting's where Quest chooses, else all blocks."""
+        dense = self.shape.layers - self.quest_layers
+        wanted = self.settings.capacity_tokens // self.shape.block_tokens
+        return (self.max_blocks,) * dense + (min(wanted, self.max_blocks),) * self.quest_layers
+
+    @property
+    def hot_bytes(self) -> int:
+        """The hot buffer, all rows and layers; none in full mode."""
+        if self.settings.kv_mode == "full":
+            return 0
+        lanes = self.settings.max_rows * self.shape.groups
+        return lanes * sum(self.capacities) * self.shape.block_bytes
+
+    @property
+    def resident_bytes(self) -> int:
+        """KV of all device pages in full mode."""
+        if self.settings.kv_mode == "tiered":
+            return 0
+        return self.device_pages * self.shape.page_tokens * self.token_bytes
+
+    @property
+    def index_bytes(self) -> int:
+        """The selector's index."""
+        return self.quest_layers * self.device_pages * self.shape.bounds_elements * self.shape.dtype.itemsize
+
+    @property
+    def token_bytes(self) -> int:
+        """KV of one token, all layers."""
+        shape = self.shape
+        return shape.layers * shape.groups * shape.record_elements * shape.dtype.itemsize
+
+    @property
+    def table_bytes(self) -> int:
+        """Tables of rows and lanes, int32."""
+        rows, lanes = self.settings.max_rows, self.settings.max_rows * self.shape.groups
+        if self.settings.kv_mode == "full":
+            return 4 * rows * 2 * self.max_pages
+        a_lane = sum(self.max_blocks + 3 * capacity + 1 for capacity in self.capacities)
+        return 4 * (rows * 2 * self.max_pages + lanes * a_lane)
+
+    def table(self) -> str:
+        """The plan for people."""
+        device_tokens = self.device_pages * self.shape.page_tokens
+        arena_tokens = self.layout.page_count * self.shape.page_tokens
+        rows, blocks = self.settings.max_rows, self.capacities[-1]
+        pages = self.layout.page_count
+        lines = [
+            ("weights", self.weight_bytes, str(self.shape.dtype).removeprefix("torch.")),
+            ("hot buffer", self.hot_bytes, f"{rows} rows, {blocks} blocks a lane"),
+            ("resident KV", self.resident_bytes, f"kv_mode {self.settings.kv_mode}"),
+            ("selector's index", self.index_bytes, f"{device_tokens:,} tokens"),
+            ("tables", self.table_bytes, f"{self.max_model_len:,} tokens a row at most"),
+            ("arena (host)", self.layout.arena_bytes, f"{pages:,} pages, {arena_tokens:,} tokens"),
+            ("KV of a token", self.token_bytes, f"{self.shape.layers} layers, {self.shape.groups} groups"),
+        ]
+        return "\n".join(f"  {name:<17}{format_bytes(size):>10}  {note}" for name, size, note in lines)

@@ -1,0 +1,81 @@
+"""An engine without services: same scheduler, same runner, a private arena. For benchmarks and tests.
+
+Knows everything that the loop knows except sockets.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from services.contract.layout import ArenaLayout
+from services.decoder.engine.assembly import assemble
+from services.decoder.engine.host_pages import LocalPages
+from services.decoder.engine.memory_plan import MemoryPlan, kv_planes, kv_shape
+from services.decoder.engine.scheduler import Limits, Scheduler
+from services.decoder.engine.sequence import Sequence
+from services.decoder.engine.step_plan import StepPlan
+from services.decoder.kv.arena_map import ArenaMap
+from services.decoder.kv.device_pages import DevicePages
+from services.decoder.models.causal_lm import CausalLM, resolve_device, resolve_dtype
+from services.decoder.models.spec import ModelSpec
+from services.decoder.settings import DecoderSettings
+
+
+def limits_of(plan: MemoryPlan) -> Limits:
+    """The scheduler's limits in a plan."""
+    return Limits(
+        max_rows=plan.settings.max_rows,
+        max_model_len=plan.max_model_len,
+        max_step_tokens=plan.settings.max_step_tokens,
+        max_waiting=plan.settings.max_waiting,
+        block_tokens=plan.shape.block_tokens,
+        page_tokens=plan.shape.page_tokens,
+    )
+
+
+class OfflineEngine:
+    """Its arena's file has no name, so nothing is left behind however the process ends."""
+
+    def __init__(self, settings: DecoderSettings, arena_bytes: int, model: CausalLM | None = None) -> None:
+        """Load the model (or take one that is loaded already, of the same checkpoint and dtype)."""
+        device = resolve_device(settings.device)
+        spec = ModelSpec.read(settings.model)
+        dtype = resolve_dtype(settings.dtype, device)
+        self.model = model or CausalLM(spec, dtype, device)
+        shape = kv_shape(settings, spec, dtype)
+        layout = ArenaLayout.fit(arena_bytes, shape.page_tokens, kv_planes(settings, shape))
+        self.plan = MemoryPlan.derive(settings, spec, shape, layout, self.model.weight_bytes)
+        descriptor, path = tempfile.mkstemp(prefix="hotset-offline-", dir="/dev/shm")
+        try:
+            os.ftruncate(descriptor, arena_bytes)
+            arena = ArenaMap(Path(path), layout, shape)
+        finally:
+            os.close(descriptor)
+            Path(path).unlink()  # the mapping keeps the bytes
+        self.host = LocalPages(layout.page_count)
+        self.device_pages = DevicePages(self.plan.device_pages)
+        self.scheduler = Scheduler(limits_of(self.plan), self.host, self.device_pages)
+        self.runner = assemble(self.plan, self.model, arena, device)
+        self.on_plan: Callable[[StepPlan], None] = lambda plan: None
+
+    def generate(self, sequences: list[Sequence]) -> None:
+        """Run until every sequence has ended; the answers are in the sequences."""
+        for sequence in sequences:
+            self.scheduler.submit([sequence])
+        while self.scheduler.has_work:
+            self.step()
+
+    def step(self) -> None:
+        """One step."""
+        plan = self.scheduler.plan()
+        self.on_plan(plan)
+        self.scheduler.apply(plan, self.runner.run(plan))
+
+    def counters(self) -> torch.Tensor:
+        """[layers, len(Counter)] int64."""
+        return self.runner.residence.counters

@@ -1,0 +1,111 @@
+"""Carries a step plan out: tables, one forward pass, sampling.
+
+Knows tensors; who runs when was the scheduler's decision.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from services.decoder.attention.heart import Heart
+from services.decoder.attention.step import Step
+from services.decoder.engine.sampler import sample, score_prompt
+from services.decoder.engine.sequence import SampledToken, Sequence
+from services.decoder.engine.step_plan import StepPlan
+from services.decoder.kv.batch import DecodeBatch, PrefillChunk
+from services.decoder.kv.bounds_index import BoundsIndex
+from services.decoder.kv.residence import Residence
+from services.decoder.kv.row_tables import RowTables
+from services.decoder.kv.shape import KvShape
+from services.decoder.models.causal_lm import CausalLM
+
+
+@dataclass(frozen=True, slots=True)
+class Runner:
+    """The device side of one engine, put together by assembly.py."""
+
+    model: CausalLM
+    shape: KvShape
+    tables: RowTables
+    residence: Residence
+    bounds: BoundsIndex | None
+    heart: Heart
+
+    @torch.inference_mode()
+    def run(self, plan: StepPlan) -> dict[int, SampledToken]:
+        """Compute the step; the next token by row, for rows whose computed tokens reach their last one."""
+        for row in plan.left_rows:
+            self.residence.leave(row)
+        for row, first, host_pages, device_pages in plan.new_pages:
+            self.tables.put(row, first, host_pages, device_pages)
+        if not plan.tokens:
+            return {}
+        hidden = self._forward(plan)
+        self._score_prompts(plan, hidden)
+        results = self._sample(plan, hidden)
+        for sequence, _, end in plan.chunks:
+            if end == len(sequence.prompt):
+                self.residence.seat(_row(sequence), end)
+        if self.bounds is not None:
+            self.bounds.save(self._filled_pages(plan))
+        return results
+
+    def _forward(self, plan: StepPlan) -> Tensor:
+        """Decode rows first, then the chunks: `[tokens, hidden size]`."""
+        tokens = [sequence.generated[-1] for sequence in plan.decodes]
+        positions = [sequence.computed for sequence in plan.decodes]
+        rows = [_row(sequence) for sequence in plan.decodes]
+        batch = DecodeBatch.build(self.shape, self.tables, rows, positions) if rows else None
+        chunks = []
+        for sequence, start, end in plan.chunks:
+            tokens += sequence.prompt[start:end]
+            positions += range(start, end)
+            chunks.append(PrefillChunk.build(self.shape, self.tables, _row(sequence), start, end))
+        return self.model.hidden(tokens, positions, Step(self.heart, batch, tuple(chunks)))
+
+    def _sample(self, plan: StepPlan, hidden: Tensor) -> dict[int, SampledToken]:
+        at = len(plan.decodes)
+        sequences = list(plan.decodes)
+        places = list(range(at))
+        for sequence, start, end in plan.chunks:
+            at += end - start
+            if end == len(sequence.prompt):
+                sequences.append(sequence)
+                places.append(at - 1)
+        if not sequences:
+            return {}
+        logits = self.model.logits(hidden[places])
+        drawn = sample(logits, sequences)
+        return {_row(sequence): token for sequence, token in zip(sequences, drawn, strict=True)}
+
+    def _score_prompts(self, plan: StepPlan, hidden: Tensor) -> None:
+        """Log probabilities of prompt tokens, for those who asked."""
+        at = len(plan.decodes)
+        for sequence, start, end in plan.chunks:
+            run = slice(at, at + end - start)
+            at = run.stop
+            if not sequence.sampling.prompt_logprobs:
+                continue
+            if start == 0:
+                sequence.prompt_logprobs.append(SampledToken(sequence.prompt[0]))
+            following = sequence.prompt[start + 1 : end + 1]
+            logits = self.model.logits(hidden[run][: len(following)])
+            sequence.prompt_logprobs += score_prompt(logits, following, sequence.sampling)
+
+    def _filled_pages(self, plan: StepPlan) -> list[tuple[int, int]]:
+        """(host page, device page) of every page that this step filled."""
+        size = self.shape.page_tokens
+        runs = [(sequence, sequence.computed, sequence.computed + 1) for sequence in plan.decodes]
+        return [
+            (sequence.host_pages[page].page, sequence.device_pages[page])
+            for sequence, start, end in [*runs, *plan.chunks]
+            for page in range(start // size, end // size)
+        ]
+
+
+def _row(sequence: Sequence) -> int:
+    assert sequence.row is not None, "only running sequences are in a plan"
+    return sequence.row

@@ -1,0 +1,103 @@
+"""From logits to a token, one row at a time, so that no row's draw depends on its batch.
+
+Knows one sequence's wishes and history. In this order: repetition penalty, frequency and presence
+penalties, logit bias, stop tokens barred before min_tokens, temperature, top-k, top-p, min-p, one draw.
+Log probabilities are the model's own, before any of it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from services.decoder.engine.sequence import SampledToken, Sampling, Sequence
+
+
+def sample(logits: Tensor, sequences: list[Sequence]) -> list[SampledToken]:
+    """Draw (or, in a replay, look up) the next token of each sequence.
+
+    Args:
+        logits: [n, vocab] float32.
+        sequences: n of them, in the same order.
+    """
+    likeliest = logits.argmax(1).tolist()
+    return [
+        _with_logprobs(row, sequence.sampling, _next(row, best, sequence))
+        for row, best, sequence in zip(logits, likeliest, sequences, strict=True)
+    ]
+
+
+def score_prompt(logits: Tensor, tokens: list[int], sampling: Sampling) -> list[SampledToken]:
+    """Log probabilities of given tokens; row i of `logits` [n, vocab] predicts tokens[i]."""
+    return [_with_logprobs(row, sampling, token) for row, token in zip(logits, tokens, strict=True)]
+
+
+def _next(logits: Tensor, likeliest: int, sequence: Sequence) -> int:
+    known = sequence.next_known()
+    if known is not None:
+        return known
+    sampling = sequence.sampling
+    barred = len(sequence.generated) < sequence.min_tokens and bool(sequence.stop_ids)
+    if sampling.is_greedy and not barred:
+        return likeliest
+    logits = _penalised(logits, sequence)
+    if barred:
+        logits[list(sequence.stop_ids)] = float("-inf")
+    if sampling.temperature == 0:
+        return int(logits.argmax())
+    return _draw(logits / sampling.temperature, sampling, _uniform(sequence.seed, len(sequence.generated)))
+
+
+def _penalised(logits: Tensor, sequence: Sequence) -> Tensor:
+    """A copy of the logits with penalties and bias."""
+    sampling = sequence.sampling
+    logits = logits.clone()
+    if sampling.repetition_penalty != 1:
+        seen = torch.tensor(sorted({*sequence.prompt, *sequence.generated}))
+        values = logits[seen]
+        penalty = sampling.repetition_penalty
+        logits[seen] = torch.where(values > 0, values / penalty, values * penalty)
+    if (sampling.frequency_penalty or sampling.presence_penalty) and sequence.generated:
+        seen, times = torch.unique(torch.tensor(sequence.generated), return_counts=True)
+        logits[seen] -= sampling.frequency_penalty * times + sampling.presence_penalty
+    for token, bias in sampling.logit_bias:
+        logits[token] += bias
+    return logits
+
+
+def _draw(logits: Tensor, sampling: Sampling, uniform: float) -> int:
+    """Invert the cumulative distribution at `uniform`, likeliest token first; ties in token order."""
+    if sampling.top_k:
+        ordered, token = logits.topk(min(sampling.top_k, logits.shape[0]))
+    else:
+        ordered, token = logits.sort(descending=True, stable=True)
+    weight = ordered.double().softmax(0)
+    kept = torch.ones_like(weight, dtype=torch.bool)
+    if sampling.top_p < 1:
+        kept &= weight.cumsum(0) - weight < sampling.top_p
+    if sampling.min_p > 0:
+        kept &= weight >= sampling.min_p * weight[0]
+    mass = weight.masked_fill(~kept, 0).cumsum(0)
+    place = int(torch.searchsorted(mass, uniform * mass[-1], right=True))
+    return int(token[min(place, int(kept.sum()) - 1)])
+
+
+def _uniform(seed: int, position: int) -> float:
+    """The number in [0, 1) that belongs to a seed and a place in the answer, whatever ran beside it.
+
+    Philox is counter-based, so a replay or a restart draws the same numbers without any saved state.
+    """
+    generator = np.random.Generator(np.random.Philox(key=seed, counter=position << 64))
+    return float(generator.random())
+
+
+def _with_logprobs(logits: Tensor, sampling: Sampling, token: int) -> SampledToken:
+    if not (sampling.logprobs or sampling.prompt_logprobs):
+        return SampledToken(token)
+    logprobs = logits.log_softmax(0)
+    top: tuple[tuple[int, float], ...] = ()
+    if sampling.top_logprobs:
+        values, ids = logprobs.topk(sampling.top_logprobs)
+        top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
+    return SampledToken(token, float(logprobs[token]), top)

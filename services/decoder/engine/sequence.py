@@ -1,0 +1,119 @@
+"""A sequence: one choice of a request, from its submission to its end.
+
+Knows tokens and counts; no tensors. The scheduler alone changes where it stands.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from services.decoder.engine.host_pages import HostPage
+
+
+class Finish(Enum):
+    """Why a sequence ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are drawn; fields as engine.proto's SamplingParams explains them."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: bool = False
+    top_logprobs: int = 0
+    prompt_logprobs: bool = False
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the most likely token of the unchanged logits is the answer."""
+        return (
+            self.temperature == 0
+            and not self.logit_bias
+            and self.frequency_penalty == 0
+            and self.presence_penalty == 0
+            and self.repetition_penalty == 1
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """A token and, where asked for, its log probability and those of the likeliest."""
+
+    token: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """What the client asked, and how far it is."""
+
+    request_id: str
+    choice: int
+    prompt: list[int]
+    sampling: Sampling
+    seed: int
+    max_tokens: int
+    min_tokens: int = 0
+    stop_ids: frozenset[int] = frozenset()
+    priority: int = 0
+    known: list[int] = field(default_factory=list)  # tokens this choice must begin with: replayed, not drawn
+    arrival: int = 0  # set by the scheduler; earlier is older
+
+    generated: list[int] = field(default_factory=list)
+    computed: int = 0  # tokens whose KV is written
+    row: int | None = None
+    host_pages: list[HostPage] = field(default_factory=list)
+    device_pages: list[int] = field(default_factory=list)
+    reported: int = 0  # generated tokens that the client has seen
+    prompt_logprobs: list[SampledToken] = field(default_factory=list)
+    finish: Finish | None = None
+    error: str = ""
+
+    @property
+    def length(self) -> int:
+        """Tokens so far: prompt and answer."""
+        return len(self.prompt) + len(self.generated)
+
+    @property
+    def is_prefilling(self) -> bool:
+        """Whether a part of the prompt is still to be computed."""
+        return self.computed < len(self.prompt)
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Who goes first: lower is more urgent, then older."""
+        return self.priority, self.arrival
+
+    def take(self, token: int) -> None:
+        """Add the next token of the answer and see whether it is the last."""
+        self.generated.append(token)
+        if token in self.stop_ids and len(self.generated) > self.min_tokens:
+            self.finish = Finish.STOP
+        elif len(self.generated) >= self.max_tokens:
+            self.finish = Finish.LENGTH
+
+    def next_known(self) -> int | None:
+        """The token that must come next, if the answer is being replayed."""
+        at = len(self.generated)
+        return self.known[at] if at < len(self.known) else None
+
+    def rewind(self) -> None:
+        """Forget all computed KV; what was generated will be replayed, token by token."""
+        self.known = self.generated + self.known[len(self.generated) :]
+        self.generated = []
+        self.computed = 0
+        self.prompt_logprobs = []

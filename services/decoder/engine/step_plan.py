@@ -1,0 +1,43 @@
+"""What one step will do, decided by the scheduler and carried out by the runner.
+
+Knows sequences and numbers; no tensors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from services.decoder.engine.sequence import Sequence
+
+
+class Chunk(NamedTuple):
+    """Tokens `start` to `end` - 1 of a sequence's prompt."""
+
+    sequence: Sequence
+    start: int
+    end: int
+
+
+class NewPages(NamedTuple):
+    """Pages that joined a row: its `first`-th and following."""
+
+    row: int
+    first: int
+    host_pages: list[int]
+    device_pages: list[int]
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """Applied in this order: rows leave, pages join, decodes and chunks run."""
+
+    left_rows: list[int] = field(default_factory=list)
+    new_pages: list[NewPages] = field(default_factory=list)
+    decodes: list[Sequence] = field(default_factory=list)
+    chunks: list[Chunk] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that the step computes."""
+        return len(self.decodes) + sum(end - start for _, start, end in self.chunks)

@@ -1,0 +1,37 @@
+"""The device pool of Quest's block bounds, and its copy in the arena's index plane.
+
+Knows pages on both sides. A page's bounds are copied when the page is full: from then on they never
+change, and whoever takes the page over finds them beside its records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from services.decoder.kv.arena_map import ArenaMap
+from services.decoder.kv.shape import KvShape
+
+
+class BoundsIndex:
+    """All layers' bounds."""
+
+    def __init__(self, arena: ArenaMap, shape: KvShape, device_pages: int, device: torch.device) -> None:
+        self._arena = [arena.bounds(layer) for layer in range(shape.layers)]
+        self.pool = torch.zeros(
+            shape.layers, device_pages, shape.bounds_elements, dtype=shape.dtype, device=device
+        )
+
+    def layer(self, layer: int) -> Tensor:
+        """[device pages, bounds elements] of one layer."""
+        return self.pool[layer]
+
+    def save(self, pages: Sequence[tuple[int, int]]) -> None:
+        """Copy the bounds of full pages, given as (host page, device page), to the arena."""
+        if not pages:
+            return
+        host, device = torch.tensor(pages).unbind(1)
+        for layer, arena in enumerate(self._arena):
+            arena.index_copy_(0, host, self.pool[layer].index_select(0, device))
