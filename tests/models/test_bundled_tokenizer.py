@@ -78,8 +78,9 @@ def test_same_tokens_as_transformers_reads_from_the_gguf(
 
 
 @pytest.mark.parametrize("text", SAMPLES)
-def test_auto_tokenizer_keeps_the_digit_split(tokenizer: Tokenizer, default_model: Path, text: str) -> None:
-    auto = AutoTokenizer.from_pretrained(default_model)
+def test_auto_tokenizer_keeps_the_digit_split(
+    tokenizer: Tokenizer, auto: PreTrainedTokenizerBase, text: str
+) -> None:
     assert auto.encode(text) == tokenizer.encode(text).ids
     assert auto.decode(auto.encode(text)) == text
     assert (auto.bos_token_id, auto.eos_token_id, auto.pad_token_id) == (1, 2, 2)

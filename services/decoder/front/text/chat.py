@@ -66,7 +66,7 @@ class ChatTemplate:
         """The prompt that the messages amount to. It has its special tokens: encode it without adding any.
 
         Args:
-            messages: each with `role` and `content`: text, or a list of parts `{"type": "text", "text": ...}`;
+            messages: each with `role` and `content`: text, or a list of `{"type": "text", "text": ...}`;
                 other keys reach the template as they are.
             add_generation_prompt: end with what opens the assistant's answer.
             variables: further variables of the template, for example `{"enable_thinking": False}`.
