@@ -40,7 +40,7 @@ check: ## ruff, mypy --strict, floors
 	$(BIN)/python -m pytest tests/test_floors.py
 
 stubs: ## generate the gRPC stubs beside their sources
-	$(INSTALL) dev && exec $(BIN)/python proto/build_stubs.py
+	$(INSTALL) dev && PATH="$(abspath $(BIN)):$$PATH" exec $(BIN)/python proto/build_stubs.py
 
 clean: ## remove the environment, stubs and caches; the model cache stays
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -56,8 +56,10 @@ def serve(family: Family, console: Console, options: Options, arena: Path) -> No
     """
     start = time.monotonic()
     python = [sys.executable, "-m"]
-    model = options.model or family.run("model", [*python, "services.decoder.models.bundled"], MODEL_SECONDS)
-
+    model = options.model
+    if not model:
+        console.say("looking for the default model")
+        model = family.run("model", [*python, "services.decoder.models.bundled"], MODEL_SECONDS)
     console.say("starting kvstore")
     command = [*python, "services.kvstore", "--listen", "127.0.0.1:0", "--metrics-port", "0"]
     kvstore = family.start("kvstore", [*command, "--arena-dir", str(arena), *options.kvstore_args])
