@@ -95,7 +95,7 @@ class StoreMetrics(Collector):
         for name, text, value in (
             ("attaches", "Sessions opened or taken up again.", happened.attaches),
             ("pages_allocated", "Pages given to clients.", happened.allocated),
-            ("pages_released", "References given back, the ends of sessions included.", happened.released),
+            ("pages_released", "Pages that became free, the ends of sessions included.", now.freed_pages),
             ("pages_sealed", "Pages made immutable.", happened.sealed),
             ("pages_refused", "Pages that were wanted and not free.", happened.refused),
         ):

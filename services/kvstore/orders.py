@@ -114,3 +114,8 @@ class PageCounts:
     open: int = 0
     sealed: int = 0
     cached: int = 0  # sealed and held by none
+
+    @property
+    def held(self) -> int:
+        """Pages with a holder."""
+        return self.open + self.sealed

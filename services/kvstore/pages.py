@@ -47,6 +47,7 @@ class PageTable:
         self._parent_generation = headers["parent_generation"]
         self._owner = headers["owner"]
         self.page_count = len(headers)
+        self.freed = 0  # pages that became free since the table was made
         damaged = (self._state > _SEALED) | ((self._state == _OPEN) & (self._owner == THE_STORE))
         if damaged.any():
             raise SetupError(
@@ -258,3 +259,4 @@ class PageTable:
             self._open_count -= 1
         self._state[page] = _FREE
         self._free.append(page)
+        self.freed += 1

@@ -26,7 +26,8 @@ class Recovery:
         self._deadline = clock() + grace_seconds
         living, gone = locks.survey()
         self._living = {session_id_of(token): token for token in living}
-        self.returned = sum(table.release_all(session_id_of(token)) for token in gone)
+        for token in gone:
+            table.release_all(session_id_of(token))
 
     @property
     def living(self) -> int:
@@ -46,14 +47,14 @@ class Recovery:
         for session_id, token in list(self._living.items()):
             if self._locks.reap(token):
                 del self._living[session_id]
-                self.returned += self._table.release_all(session_id)
+                self._table.release_all(session_id)
         if self._clock() < self._deadline:
             return False
         expected = attached | self._living.keys() | {THE_STORE}
         for holder in self._table.holders():
             if holder not in expected:
-                self.returned += self._table.release_all(holder)
+                self._table.release_all(holder)
         if self._living:
             return False
-        self.returned += self._table.release_all(THE_STORE)
+        self._table.release_all(THE_STORE)
         return True

@@ -20,7 +20,6 @@ class StoreCounters:
     ended: dict[SessionEnd, int] = field(default_factory=lambda: dict.fromkeys(SessionEnd, 0))
     mapped_leases: int = 0  # leases of mapped clients that ended while the process lived
     allocated: int = 0  # pages
-    released: int = 0  # references, by clients and by the ends of their sessions
     sealed: int = 0  # pages
     refused: int = 0  # pages wanted and not there
 
@@ -39,4 +38,5 @@ class StoreSnapshot:
     expired_sessions: int  # mapped, past their lease, alive
     unclaimed_sessions: int  # mapped, alive since before the store's restart, not attached yet
     draining: bool
+    freed_pages: int  # that became free since the process started
     counters: StoreCounters

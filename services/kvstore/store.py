@@ -10,20 +10,17 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 
-from services.contract.errors import StaleReference, StateConflict
-from services.contract.file_header import FileHeader
+from services.contract.errors import StateConflict
 from services.kvstore.arena import Arena
 from services.kvstore.mount import mount_of
 from services.kvstore.orders import (
     Attached,
     AttachOrder,
     ClientKind,
-    PageCounts,
     Updated,
     UpdateOrder,
 )
-from services.kvstore.pages import PageTable
-from services.kvstore.recovery import Recovery
+from services.kvstore.page_space import PageSpace
 from services.kvstore.session_locks import SessionLocks
 from services.kvstore.sessions import Clock, Session, SessionEnd, Sessions, session_id_of
 from services.kvstore.settings import StoreSizes
@@ -47,12 +44,8 @@ class Store:
         self._lease_seconds = lease_seconds
         self._sessions = Sessions(locks, clock, lease_seconds)
         self._counters = StoreCounters()
-        self._table: PageTable | None = None
-        self._recovery: Recovery | None = None
+        self._space = PageSpace(arena, locks, clock, lease_seconds)
         self.draining = False
-        if arena.layout is not None:
-            self._table = PageTable(arena.page_headers())
-            self._recovery = Recovery(self._table, locks, clock, lease_seconds)
 
     @classmethod
     def open(cls, directory: Path, arena_bytes: int, clock: Clock, lease_seconds: float) -> Store:
@@ -94,10 +87,9 @@ class Store:
         session_id = session_id_of(order.token)
         self._check_identity(order, self._sessions.get(session_id))
         self._make_way(order.client_name, session_id)
-        table = self._table_for(order.header, bool(order.held))
+        table = self._space.table_for(order.header, claims=bool(order.held), attached=len(self._sessions))
         sealed = table.adopt(session_id, order.held)
-        if self._recovery is not None:
-            self._recovery.claim(session_id)
+        self._space.claim(session_id)
         session = self._sessions.open(order.client_name, order.kind, order.token, self._arena.next_epoch())
         self._counters.attaches += 1
         _log.info(
@@ -135,10 +127,9 @@ class Store:
             )
         if self.draining and order.allocate_pages:
             raise StateConflict("the store is draining and allocates no pages; give up or finish what runs")
-        table = self._laid_out()
+        table = self._space.table
         pages = table.update(session_id, order.releases, order.seals, order.allocate_pages)
         free = table.counts.free
-        self._counters.released += len(order.releases)
         self._counters.sealed += len(order.seals)
         if pages is None:
             self._counters.refused += order.allocate_pages
@@ -191,10 +182,7 @@ class Store:
             _log.warning(
                 "lease_expired client=%s session=%016x pages=kept", session.client_name, session.session_id
             )
-        if self._recovery is not None and self._recovery.tick(self._sessions.numbers()):
-            _log.info("recovered returned=%d held=%d", self._recovery.returned, self._held_pages())
-            self._counters.released += self._recovery.returned
-            self._recovery = None
+        self._space.tick(self._sessions.numbers())
 
     def snapshot(self) -> StoreSnapshot:
         """What the store holds, now."""
@@ -205,11 +193,12 @@ class Store:
             resident_bytes=self._arena.resident_bytes,
             page_bytes=layout.page_bytes if layout else 0,
             page_tokens=layout.page_tokens if layout else 0,
-            pages=self._table.counts if self._table else PageCounts(),
+            pages=self._space.counts,
             sessions={kind: self._sessions.count(kind) for kind in ClientKind},
             expired_sessions=self._sessions.expired(),
-            unclaimed_sessions=self._recovery.living if self._recovery else 0,
+            unclaimed_sessions=self._space.unclaimed,
             draining=self.draining,
+            freed_pages=self._space.freed,
             counters=replace(self._counters, ended=dict(self._counters.ended)),
         )
 
@@ -224,7 +213,7 @@ class Store:
             page_bytes=now.page_bytes,
             page_count=now.pages.total,
             page_tokens=now.page_tokens,
-            held_pages=self._held_pages(),
+            held_pages=now.pages.held,
         )
 
     def check_integrity(self) -> None:
@@ -233,11 +222,7 @@ class Store:
         Raises:
             HotsetError: the store contradicts itself.
         """
-        if self._table is None:
-            return
-        self._table.check_integrity()
-        if self._recovery is None and not set(self._table.holders()) <= self._sessions.numbers():
-            raise StateConflict("pages are held for a session that is not attached")
+        self._space.check_integrity(self._sessions.numbers())
 
     def close(self, *, keep: bool) -> None:
         """Let go of the arena; remove it and everything beside it unless `keep`."""
@@ -272,48 +257,9 @@ class Store:
             )
         self._end(older, SessionEnd.REPLACED)
 
-    def _table_for(self, header: FileHeader, claims_pages: bool) -> PageTable:
-        """The table of an arena that is laid out as `header` says."""
-        if self._table is not None and self._arena.header == header:
-            return self._table
-        if claims_pages:
-            raise StaleReference(
-                "the arena is not laid out as it was when this client's pages were allocated; "
-                "attach with a new token and compute them again"
-            )
-        held = self._held_pages()
-        if len(self._sessions) or held or (self._recovery is not None and self._recovery.living):
-            raise StateConflict(
-                f"the arena is laid out for other planes, page size or model, {len(self._sessions)} clients "
-                f"are attached and {held} pages are held; stop them first, or start another kvstore"
-            )
-        layout = self._arena.lay_out(header)
-        self._table = PageTable(self._arena.page_headers())
-        self._recovery = None
-        _log.info(
-            "layout pages=%d page_bytes=%d page_tokens=%d arena_bytes=%d",
-            layout.page_count,
-            layout.page_bytes,
-            layout.page_tokens,
-            layout.arena_bytes,
-        )
-        return self._table
-
-    def _laid_out(self) -> PageTable:
-        if self._table is None:
-            raise StateConflict("the arena is not laid out; attach first")
-        return self._table
-
-    def _held_pages(self) -> int:
-        if self._table is None:
-            return 0
-        counts = self._table.counts
-        return counts.open + counts.sealed
-
     def _end(self, session: Session, reason: SessionEnd) -> int:
         self._sessions.remove(session)
-        returned = self._laid_out().release_all(session.session_id)
-        self._counters.released += returned
+        returned = self._space.table.release_all(session.session_id)
         self._counters.ended[reason] += 1
         _log.info(
             "session_end client=%s session=%016x reason=%s returned=%d",
