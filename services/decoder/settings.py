@@ -1,4 +1,4 @@
-"""What an operator may say to the decoder, front and engine alike. Sizes derived from it: plan.py.
+"""What an operator may say to the decoder, front and engine alike. Sizes derived from it: engine/memory_plan.py.
 
 Knows no torch and reads nothing but flags, environment and the file.
 """

@@ -13,6 +13,7 @@ from services.decoder.attention.quest import Quest
 from services.decoder.attention.selector import Selector
 from services.decoder.engine.memory_plan import MemoryPlan
 from services.decoder.engine.runner import Runner
+from services.decoder.engine.scheduler import Limits
 from services.decoder.kv.arena_map import ArenaMap
 from services.decoder.kv.bounds_index import BoundsIndex
 from services.decoder.kv.full import Full
@@ -43,3 +44,15 @@ def assemble(plan: MemoryPlan, model: CausalLM, arena: ArenaMap, device: torch.d
     ]
     heart = Heart(shape, residence, selectors)
     return Runner(model, shape, tables, residence, bounds, heart)
+
+
+def limits_of(plan: MemoryPlan) -> Limits:
+    """The scheduler's limits in a plan."""
+    return Limits(
+        max_rows=plan.settings.max_rows,
+        max_model_len=plan.max_model_len,
+        max_step_tokens=plan.settings.max_step_tokens,
+        max_waiting=plan.settings.max_waiting,
+        block_tokens=plan.shape.block_tokens,
+        page_tokens=plan.shape.page_tokens,
+    )

@@ -13,10 +13,10 @@ from pathlib import Path
 import torch
 
 from services.contract.layout import ArenaLayout
-from services.decoder.engine.assembly import assemble
+from services.decoder.engine.assembly import assemble, limits_of
 from services.decoder.engine.host_pages import LocalPages
 from services.decoder.engine.memory_plan import MemoryPlan, kv_planes, kv_shape
-from services.decoder.engine.scheduler import Limits, Scheduler
+from services.decoder.engine.scheduler import Scheduler
 from services.decoder.engine.sequence import Sequence
 from services.decoder.engine.step_plan import StepPlan
 from services.decoder.kv.arena_map import ArenaMap
@@ -24,18 +24,6 @@ from services.decoder.kv.device_pages import DevicePages
 from services.decoder.models.causal_lm import CausalLM, resolve_device, resolve_dtype
 from services.decoder.models.spec import ModelSpec
 from services.decoder.settings import DecoderSettings
-
-
-def limits_of(plan: MemoryPlan) -> Limits:
-    """The scheduler's limits in a plan."""
-    return Limits(
-        max_rows=plan.settings.max_rows,
-        max_model_len=plan.max_model_len,
-        max_step_tokens=plan.settings.max_step_tokens,
-        max_waiting=plan.settings.max_waiting,
-        block_tokens=plan.shape.block_tokens,
-        page_tokens=plan.shape.page_tokens,
-    )
 
 
 class OfflineEngine:

@@ -14,7 +14,7 @@ from services.decoder.kernels.resolve import Counter
 from services.decoder.kv.arena_map import ArenaMap
 from services.decoder.kv.batch import DecodeBatch, PrefillChunk
 from services.decoder.kv.history import gather_history
-from services.decoder.kv.residence import Placement
+from services.decoder.kv.residence import Placement, SlotCount
 from services.decoder.kv.shape import KvShape
 from services.decoder.kv.write_through import write_through
 
@@ -78,3 +78,10 @@ class Full:
     def history(self, layer: int, chunk: PrefillChunk) -> tuple[Tensor, Tensor]:
         """From the device."""
         return gather_history(self._shape, self._pools[layer], chunk.device_blocks, chunk.start)
+
+    def hot_slots(self) -> SlotCount:
+        """There is no hot buffer."""
+        return SlotCount(0, 0)
+
+    def check_integrity(self) -> None:
+        """Nothing that could disagree."""

@@ -6,7 +6,7 @@ Knows no selector and no attention.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -19,6 +19,13 @@ class Placement:
 
     slots: Tensor  # [lanes, top_k] int32, -1 where nothing was selected
     open_slot: Tensor  # [lanes] int32
+
+
+class SlotCount(NamedTuple):
+    """Hot slots of all layers together."""
+
+    total: int
+    used: int
 
 
 class Residence(Protocol):
@@ -46,3 +53,9 @@ class Residence(Protocol):
 
     def history(self, layer: int, chunk: PrefillChunk) -> tuple[Tensor, Tensor]:
         """Keys and values before the chunk, each `[start, kv_heads, head_dim]`."""
+
+    def hot_slots(self) -> SlotCount:
+        """Hot slots there are, and how many lanes own."""
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if a slot is lost or owned twice, or tables disagree."""

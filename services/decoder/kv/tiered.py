@@ -16,7 +16,7 @@ from services.decoder.kv.arena_map import ArenaMap
 from services.decoder.kv.batch import DecodeBatch, PrefillChunk
 from services.decoder.kv.history import gather_history
 from services.decoder.kv.hot_buffer import HotBuffer
-from services.decoder.kv.residence import Placement
+from services.decoder.kv.residence import Placement, SlotCount
 from services.decoder.kv.row_tables import RowTables
 from services.decoder.kv.write_through import write_through
 
@@ -86,3 +86,11 @@ class Tiered:
     def history(self, layer: int, chunk: PrefillChunk) -> tuple[Tensor, Tensor]:
         """From the arena."""
         return gather_history(self._shape, self._arena[layer], chunk.host_blocks, chunk.start)
+
+    def hot_slots(self) -> SlotCount:
+        """Of the hot buffer."""
+        return SlotCount(self.hot.slots_total, self.hot.slots_used)
+
+    def check_integrity(self) -> None:
+        """The hot buffer's."""
+        self.hot.check_integrity()

@@ -1,0 +1,149 @@
+"""`python -m services.decoder.engine`: one engine process; the wiring, and nothing else.
+
+Started by the front. It answers Describe on its socket from the first moment, and ends with status 2 and
+one line on standard error if the start fails.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+from hotset.v1 import engine_pb2_grpc as pb_grpc
+
+from services.contract.base_settings import exit_with
+from services.contract.channel import SERVER_OPTIONS
+from services.contract.errors import SetupError
+from services.contract.log import configure_logging
+from services.contract.rpc_errors import ErrorInterceptor
+from services.decoder.engine.servicer import EngineServicer, Served
+from services.decoder.engine.settings import EngineSettings
+from services.decoder.engine.store_session import StoreSession
+
+_log = logging.getLogger(__name__)
+_RPC_THREADS = 8  # one is the event stream's for good
+_REASON_SECONDS = 1.0  # how long a failed start stays reachable, so that the front can ask why
+
+
+def start_server(socket: Path, servicer: EngineServicer) -> grpc.Server:
+    """Listen on the Unix socket."""
+    server = grpc.server(
+        ThreadPoolExecutor(_RPC_THREADS), options=SERVER_OPTIONS, interceptors=[ErrorInterceptor()]
+    )
+    pb_grpc.add_EngineServicer_to_server(servicer, server)
+    server.add_insecure_port(f"unix:{socket}")
+    server.start()
+    return server
+
+
+def load(settings: EngineSettings, store: StoreSession, servicer: EngineServicer) -> Served:
+    """Everything between the flags and the first step.
+
+    Raises:
+        SetupError: the checkpoint, the store or the machine does not allow it.
+    """
+    servicer.progress("importing torch and transformers")
+    import torch
+    from transformers.utils import logging as transformers_logging
+
+    from services.decoder.engine.assembly import assemble, limits_of
+    from services.decoder.engine.loop import Loop
+    from services.decoder.engine.memory_plan import MemoryPlan, kv_fingerprint, kv_planes, kv_shape
+    from services.decoder.engine.scheduler import Scheduler
+    from services.decoder.kv.arena_map import ArenaMap
+    from services.decoder.kv.device_pages import DevicePages
+    from services.decoder.models.causal_lm import CausalLM, resolve_device, resolve_dtype
+    from services.decoder.models.spec import ModelSpec
+
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    device = resolve_device(settings.device)
+    dtype = resolve_dtype(settings.dtype, device)
+    spec = ModelSpec.read(settings.model)
+    shape = kv_shape(settings, spec, dtype)
+    planes = kv_planes(settings, shape)
+    servicer.progress(f"attaching to kvstore at {settings.kvstore}")
+    layout = store.attach(kv_fingerprint(spec, shape), shape.page_tokens, planes, settings.store_wait_seconds)
+    arena = ArenaMap(store.arena_path, layout, shape)
+    servicer.progress(f"loading weights from {settings.model}")
+    model = CausalLM(spec, dtype, device)
+    plan = MemoryPlan.derive(settings, spec, shape, layout, model.weight_bytes)
+    servicer.progress("allocating the hot buffer and its tables")
+    runner = assemble(plan, model, arena, device)
+    device_pages = DevicePages(plan.device_pages)
+    scheduler = Scheduler(limits_of(plan), store, device_pages)
+    _log.info("memory_plan model=%s device=%s\n%s", settings.model.name, device, plan.table())
+    return Served(
+        spec=spec,
+        plan=plan,
+        loop=Loop(scheduler, runner, servicer.publish),
+        runner=runner,
+        device_pages=device_pages,
+        store=store,
+        device=str(device),
+    )
+
+
+def main() -> int:
+    """Serve until SIGTERM; returns the exit status."""
+    try:
+        settings = EngineSettings.from_command_line(sys.argv[1:], program="services.decoder.engine")
+    except SetupError as error:
+        exit_with(error)
+    configure_logging(settings.log_level)
+    servicer = EngineServicer()
+    server = start_server(settings.engine_socket, servicer)
+    store = StoreSession(settings.kvstore, f"engine-{settings.engine_index}")
+    asked_to_end = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: asked_to_end.set())
+    failure: list[SetupError] = []
+    thread = threading.Thread(
+        target=serve, args=(settings, store, servicer, asked_to_end, failure), name="loop", daemon=True
+    )
+    thread.start()
+    asked_to_end.wait()
+    if failure:
+        servicer.fail(failure[0])
+        threading.Event().wait(_REASON_SECONDS)
+        store.close()
+        server.stop(grace=None)
+        exit_with(failure[0])
+    servicer.stop()
+    thread.join(timeout=2.0)  # a long step may outlast it; the store then goes by the lock
+    store.close()
+    server.stop(grace=0.2).wait()
+    return 0
+
+
+def serve(
+    settings: EngineSettings,
+    store: StoreSession,
+    servicer: EngineServicer,
+    ended: threading.Event,
+    failure: list[SetupError],
+) -> None:
+    """The loop's thread: load, then step until told to stop; a SetupError goes into `failure`."""
+    try:
+        served = load(settings, store, servicer)
+        servicer.serve(served)
+        _log.info("engine_ready socket=%s pid=%d", settings.engine_socket, os.getpid())
+        served.loop.run()
+    except SetupError as error:
+        failure.append(error)
+    except Exception as error:  # noqa: BLE001  # told to the front, with the traceback in the log
+        _log.exception("engine_failed")
+        failure.append(SetupError(f"{type(error).__name__}: {error}"))
+    finally:
+        ended.set()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,145 @@
+"""The engine's loop: plan, run, apply, publish.
+
+Knows the scheduler and the runner by their calls. One thread runs it; requests come in from others, under
+a lock that is never held during a forward pass.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from services.contract.errors import Unavailable
+from services.decoder.engine.runner import Runner
+from services.decoder.engine.scheduler import Scheduler
+from services.decoder.engine.sequence import SampledToken, Sequence
+from services.decoder.engine.step_plan import StepPlan
+
+_log = logging.getLogger(__name__)
+_PAUSE_SECONDS = 0.2  # between tries while the store is out of reach or has no room
+
+News = list[tuple[Sequence, list[SampledToken]]]
+
+
+@dataclass(frozen=True, slots=True)
+class LoopStats:
+    """Counters since start and gauges of now."""
+
+    running: int = 0
+    waiting: int = 0
+    rows_used: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    steps: int = 0
+    step_ns: int = 0
+
+
+class Loop:
+    """Owns the scheduler; `publish` gets every step's news, on the loop's thread."""
+
+    def __init__(self, scheduler: Scheduler, runner: Runner, publish: Callable[[News], None]) -> None:
+        self._scheduler = scheduler
+        self._runner = runner
+        self._publish = publish
+        self._lock = threading.Condition()
+        self._aborts: list[tuple[str, set[int]]] = []
+        self._ending = False
+        self._stats = LoopStats()
+
+    def submit(self, sequences: list[Sequence]) -> None:
+        """Queue a request's choices.
+
+        Raises:
+            InvalidRequest, NoRoom: as the scheduler says.
+            Unavailable: the engine is going away.
+        """
+        with self._lock:
+            if self._ending:
+                raise Unavailable("the engine is shutting down")
+            self._scheduler.submit(sequences)
+            self._lock.notify()
+
+    def abort(self, request_id: str, choices: set[int]) -> None:
+        """End choices before the next step; empty means all; unknown ones are ignored."""
+        with self._lock:
+            self._aborts.append((request_id, choices))
+            self._lock.notify()
+
+    def stop(self) -> None:
+        """Let `run` return after the step in progress."""
+        with self._lock:
+            self._ending = True
+            self._lock.notify()
+
+    def stats(self) -> LoopStats:
+        """The latest figures."""
+        with self._lock:
+            running = len(self._scheduler.running)
+            return replace(
+                self._stats, running=running, rows_used=running, waiting=len(self._scheduler.waiting)
+            )
+
+    def run(self) -> None:
+        """Step until `stop`.
+
+        Raises:
+            SetupError: the store came back without this engine's pages.
+        """
+        while True:
+            with self._lock:
+                while not (self._ending or self._aborts or self._scheduler.has_work):
+                    self._scheduler.check_integrity()
+                    self._lock.wait()
+                if self._ending:
+                    return
+            if not self.step():
+                time.sleep(_PAUSE_SECONDS)
+
+    def step(self) -> bool:
+        """One step; False if nothing could be computed and a pause is due."""
+        with self._lock:
+            ended = [s for request, choices in self._aborts for s in self._scheduler.abort(request, choices)]
+            self._aborts.clear()
+            if ended:
+                self._publish([(sequence, []) for sequence in ended])
+            try:
+                plan = self._scheduler.plan()
+            except Unavailable as error:
+                _log.warning("step_delayed error=%s", error)
+                return False
+        begun = time.perf_counter_ns()
+        try:
+            sampled = self._runner.run(plan)
+        except RuntimeError as error:  # what torch raises, out of memory included
+            _log.exception("step_failed tokens=%d", plan.tokens)
+            self._fail(plan, f"the engine failed in a step: {type(error).__name__}")
+            return True
+        with self._lock:
+            news = self._scheduler.apply(plan, sampled)
+            self._count(plan, news, time.perf_counter_ns() - begun)
+            self._publish(news)
+            waits = plan.tokens == 0 and bool(self._scheduler.waiting or self._scheduler.running)
+        return not waits
+
+    def _fail(self, plan: StepPlan, reason: str) -> None:
+        """End every sequence of a step whose result is unknown."""
+        with self._lock:
+            hit = [*plan.decodes, *(chunk.sequence for chunk in plan.chunks)]
+            for sequence in hit:
+                self._scheduler.fail(sequence, reason)
+            self._publish([(sequence, []) for sequence in hit])
+
+    def _count(self, plan: StepPlan, news: News, nanoseconds: int) -> None:
+        if not plan.tokens:
+            return
+        was = self._stats
+        self._stats = replace(
+            was,
+            prompt_tokens=was.prompt_tokens + sum(end - start for _, start, end in plan.chunks),
+            generation_tokens=was.generation_tokens + sum(len(tokens) for _, tokens in news),
+            steps=was.steps + 1,
+            step_ns=was.step_ns + nanoseconds,
+        )

@@ -1,0 +1,210 @@
+"""The engine's gRPC face: translates engine.proto to the loop's calls and back.
+
+Decides nothing. Errors leave as exceptions of the tree; the contract's interceptor maps them.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import grpc
+from hotset.v1 import engine_pb2 as pb
+from hotset.v1 import engine_pb2_grpc as pb_grpc
+
+from services.contract.errors import InvalidRequest, SetupError, Unavailable
+from services.decoder.engine.loop import Loop, News
+from services.decoder.engine.memory_plan import MemoryPlan
+from services.decoder.engine.runner import Runner
+from services.decoder.engine.sequence import Finish, SampledToken, Sampling, Sequence
+from services.decoder.engine.store_session import StoreSession
+from services.decoder.kernels.resolve import Counter
+from services.decoder.kv.device_pages import DevicePages
+from services.decoder.models.spec import ModelSpec
+
+_POLL_SECONDS = 0.5  # how long a subscriber that went away may go unnoticed
+
+_FINISH = {
+    None: pb.FINISH_REASON_UNSPECIFIED,
+    Finish.STOP: pb.FINISH_REASON_STOP,
+    Finish.LENGTH: pb.FINISH_REASON_LENGTH,
+    Finish.ABORT: pb.FINISH_REASON_ABORT,
+    Finish.ERROR: pb.FINISH_REASON_ERROR,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What there is once the engine is ready."""
+
+    spec: ModelSpec
+    plan: MemoryPlan
+    loop: Loop
+    runner: Runner
+    device_pages: DevicePages
+    store: StoreSession
+    device: str
+
+
+class EngineServicer(pb_grpc.EngineServicer):
+    """Answers Describe from the first moment; the rest once `serve` was called."""
+
+    def __init__(self) -> None:
+        self._state = pb.EngineDescription(state=pb.ENGINE_STATE_STARTING, detail="starting")
+        self._served: Served | None = None
+        self._ending = False
+        self._batches: queue.SimpleQueue[pb.EventBatch] = queue.SimpleQueue()
+
+    def progress(self, detail: str) -> None:
+        """Say what the start is busy with."""
+        self._state = pb.EngineDescription(state=pb.ENGINE_STATE_STARTING, detail=detail)
+
+    def fail(self, error: SetupError) -> None:
+        """Say why the start failed."""
+        self._state = pb.EngineDescription(state=pb.ENGINE_STATE_FAILED, detail=str(error))
+
+    def serve(self, served: Served) -> None:
+        """From now on requests are taken."""
+        self._served = served
+        settings = served.plan.settings
+        self._state = pb.EngineDescription(
+            state=pb.ENGINE_STATE_READY,
+            max_model_len_tokens=served.plan.max_model_len,
+            vocab_size=served.spec.vocab_size,
+            eos_token_ids=served.spec.eos_token_ids,
+            kv_mode=settings.kv_mode,
+            dtype=str(served.plan.shape.dtype).removeprefix("torch."),
+            device=served.device,
+            max_rows=settings.max_rows,
+            max_waiting=settings.max_waiting,
+        )
+
+    def stop(self) -> None:
+        """Let the loop end after its step, and subscribers go."""
+        self._ending = True
+        if self._served is not None:
+            self._served.loop.stop()
+
+    def publish(self, news: News) -> None:
+        """Queue one step's events for the subscriber; called by the loop."""
+        if news:
+            self._batches.put(pb.EventBatch(events=[_event(sequence, tokens) for sequence, tokens in news]))
+
+    def Describe(self, request: pb.DescribeRequest, context: grpc.ServicerContext) -> pb.EngineDescription:
+        """What is served, or how far the start is."""
+        return self._state
+
+    def Submit(self, request: pb.SubmitRequest, context: grpc.ServicerContext) -> pb.SubmitReply:
+        """Queue a request."""
+        served = self._ready()
+        vocab = served.spec.vocab_size
+        if any(token >= vocab for token in request.prompt_tokens):
+            raise InvalidRequest(f"the prompt has token ids outside the vocabulary of {vocab}")
+        served.loop.submit(_sequences(request, served.spec.eos_token_ids))
+        return pb.SubmitReply()
+
+    def Abort(self, request: pb.AbortRequest, context: grpc.ServicerContext) -> pb.AbortReply:
+        """End choices."""
+        self._ready().loop.abort(request.request_id, set(request.choices))
+        return pb.AbortReply()
+
+    def Events(self, request: pb.EventsRequest, context: grpc.ServicerContext) -> Iterator[pb.EventBatch]:
+        """Every step's events, as long as the subscriber stays."""
+        while context.is_active() and not self._ending:
+            try:
+                yield self._batches.get(timeout=_POLL_SECONDS)
+            except queue.Empty:
+                continue
+
+    def Stats(self, request: pb.EngineStatsRequest, context: grpc.ServicerContext) -> pb.EngineStats:
+        """Gauges and counters."""
+        served = self._ready()
+        stats, hot = served.loop.stats(), served.runner.residence.hot_slots()
+        return pb.EngineStats(
+            requests_running=stats.running,
+            requests_waiting=stats.waiting,
+            prompt_tokens=stats.prompt_tokens,
+            generation_tokens=stats.generation_tokens,
+            steps=stats.steps,
+            step_ns=stats.step_ns,
+            layers=[
+                pb.LayerStats(
+                    layer=layer,
+                    chosen_blocks=row[Counter.CHOSEN],
+                    hits=row[Counter.HITS],
+                    misses=row[Counter.MISSES],
+                    evictions=row[Counter.EVICTIONS],
+                    fetched_bytes=row[Counter.FETCHED_BYTES],
+                    resolve_ns=row[Counter.NANOSECONDS],
+                )
+                for layer, row in enumerate(served.runner.residence.counters.tolist())
+            ],
+            rows_total=served.plan.settings.max_rows,
+            rows_used=stats.rows_used,
+            device_pages_total=served.device_pages.count,
+            device_pages_used=served.device_pages.count - served.device_pages.free,
+            hot_slots_total=hot.total,
+            hot_slots_used=hot.used,
+            host_pages_held=served.store.held,
+        )
+
+    def _ready(self) -> Served:
+        if self._served is None:
+            raise Unavailable(f"the engine is not ready: {self._state.detail}")
+        return self._served
+
+
+def _sequences(request: pb.SubmitRequest, eos: tuple[int, ...]) -> list[Sequence]:
+    """One sequence a choice."""
+    wish = request.sampling
+    sampling = Sampling(
+        temperature=wish.temperature,
+        top_p=wish.top_p or 1.0,
+        top_k=wish.top_k,
+        min_p=wish.min_p,
+        frequency_penalty=wish.frequency_penalty,
+        presence_penalty=wish.presence_penalty,
+        repetition_penalty=wish.repetition_penalty or 1.0,
+        logit_bias=tuple(sorted(wish.logit_bias.items())),
+        logprobs=wish.logprobs,
+        top_logprobs=wish.top_logprobs,
+        prompt_logprobs=wish.prompt_logprobs,
+    )
+    stop = {*request.stop_token_ids, *(() if request.ignore_eos else eos)}
+    return [
+        Sequence(
+            request_id=request.request_id,
+            choice=choice.index,
+            prompt=list(request.prompt_tokens),
+            sampling=sampling,
+            seed=choice.seed,
+            max_tokens=request.max_tokens,
+            min_tokens=request.min_tokens,
+            stop_ids=frozenset(stop),
+            priority=request.priority,
+            known=list(choice.generated_tokens),
+            reported=len(choice.generated_tokens),
+        )
+        for choice in request.choices
+    ]
+
+
+def _event(sequence: Sequence, tokens: list[SampledToken]) -> pb.TokenEvent:
+    first = sequence.reported == len(tokens)
+    return pb.TokenEvent(
+        request_id=sequence.request_id,
+        choice=sequence.choice,
+        tokens=map(_token, tokens),
+        finish_reason=_FINISH[sequence.finish],
+        error=sequence.error,
+        prompt=map(_token, sequence.prompt_logprobs) if first else (),
+    )
+
+
+def _token(sampled: SampledToken) -> pb.Token:
+    return pb.Token(
+        id=sampled.token,
+        logprob=sampled.logprob,
+        top=[pb.TopLogprob(id=token, logprob=value) for token, value in sampled.top],
+    )

@@ -1,0 +1,268 @@
+"""The engine's session with kvstore: attach, one exchange a step, a heartbeat, and taking it up again.
+
+Knows the wire and which pages are held; not which sequence holds them. The loop's thread exchanges, a
+thread of this object beats; a lock keeps the two apart.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TypeVar
+
+import grpc
+from hotset.v1 import kvstore_pb2 as pb
+from hotset.v1 import kvstore_pb2_grpc as pb_grpc
+
+from services.contract.channel import CLIENT_OPTIONS
+from services.contract.errors import (
+    HotsetError,
+    NotFound,
+    SetupError,
+    StaleReference,
+    StateConflict,
+    Unavailable,
+    from_rpc_error,
+)
+from services.contract.file_lock import FileLock
+from services.contract.layout import LAYOUT_VERSION, ArenaLayout
+from services.contract.planes import Plane, planes_to_wire
+from services.decoder.engine.host_pages import HostPage
+
+_log = logging.getLogger(__name__)
+_CALL_SECONDS = 5.0
+_T = TypeVar("_T")
+
+
+class StoreSession:
+    """A mapped client of one kvstore; implements HostPages once `attach` has returned."""
+
+    def __init__(self, address: str, client_name: str) -> None:
+        """Connect lazily to `address` (host:port or unix:/path); `client_name` is stable over restarts."""
+        self._address = address
+        self._name = client_name
+        self._token = secrets.token_hex(16)
+        self._channel = grpc.insecure_channel(address, options=CLIENT_OPTIONS)
+        self._store = pb_grpc.KvStoreStub(self._channel)
+        self._lock = threading.RLock()
+        self._ending = threading.Event()
+        self._beating: threading.Thread | None = None
+        self._seat: FileLock | None = None
+        self._request = pb.AttachRequest()
+        self._reply = pb.AttachReply()
+        self._inode = 0
+        self._held: set[HostPage] = set()
+        self._stash: list[HostPage] = []  # taken by an exchange whose answer came late
+        self._unanswered: pb.UpdateRequest | None = None
+        self._sequence = 0
+        self._free = 0
+
+    def attach(
+        self, fingerprint: bytes, page_tokens: int, planes: Iterable[Plane], wait_seconds: float
+    ) -> ArenaLayout:
+        """Open the session, waiting for a store that is still starting.
+
+        Args:
+            fingerprint: 32 bytes that say what KV bytes mean.
+            page_tokens: tokens a page.
+            planes: what a page keeps.
+            wait_seconds: how long an unreachable store is waited for.
+
+        Raises:
+            SetupError: no store in time, or one whose arena is laid out for something else.
+        """
+        layout_planes = tuple(planes)
+        arena = Path(
+            self._patiently(wait_seconds, lambda: self._store.Stats(pb.StoreStatsRequest())).arena_path
+        )
+        self._seat = FileLock(arena.parent / "sessions" / f"{self._token}.lock")
+        try:
+            self._seat.path.parent.mkdir(exist_ok=True)
+            self._seat.acquire()
+        except OSError as error:
+            raise SetupError(
+                f"cannot write {self._seat.path}: {error.strerror}; the engine must run on kvstore's node, "
+                "as the same user, with the same tmpfs mounted"
+            ) from error
+        self._request = pb.AttachRequest(
+            client_name=self._name,
+            kind=pb.CLIENT_KIND_MAPPED,
+            model_fingerprint=fingerprint,
+            page_tokens=page_tokens,
+            planes=planes_to_wire(layout_planes),
+            session_token=self._token,
+        )
+        try:
+            self._reply = self._patiently(wait_seconds, lambda: self._store.Attach(self._request))
+        except StateConflict as error:
+            raise SetupError(f"kvstore at {self._address} refused: {error}") from error
+        reply = self._reply
+        if reply.layout_version != LAYOUT_VERSION:
+            raise SetupError(
+                f"kvstore lays pages out by version {reply.layout_version}, not {LAYOUT_VERSION}"
+            )
+        layout = ArenaLayout.fit(reply.arena_bytes, page_tokens, layout_planes)
+        if layout.page_count != reply.page_count:
+            raise SetupError(f"kvstore counts {reply.page_count} pages, this engine {layout.page_count}")
+        self._free = reply.page_count
+        self._inode = self.arena_path.stat().st_ino
+        self._beating = threading.Thread(target=self._beat, name="store-heartbeat", daemon=True)
+        self._beating.start()
+        return layout
+
+    @property
+    def arena_path(self) -> Path:
+        """The arena file."""
+        return Path(self._reply.arena_path)
+
+    @property
+    def total(self) -> int:
+        """Pages of the arena."""
+        return self._reply.page_count
+
+    @property
+    def free(self) -> int:
+        """Pages that an exchange can get, as far as known."""
+        return self._free + len(self._stash)
+
+    @property
+    def held(self) -> int:
+        """Pages that this session holds."""
+        return len(self._held)
+
+    def exchange(self, give: list[HostPage], want: int) -> list[HostPage] | None:
+        """As HostPages says.
+
+        Raises:
+            Unavailable: the store is out of reach; repeat the call, with other wishes if need be.
+            SetupError: the store came back with another arena; this engine cannot go on.
+        """
+        with self._lock:
+            self._settle()
+            lacking = max(0, want - len(self._stash))
+            if give or lacking:
+                self._sequence += 1
+                self._unanswered = pb.UpdateRequest(
+                    session_id=self._reply.session_id,
+                    epoch=self._reply.epoch,
+                    sequence=self._sequence,
+                    releases=[pb.PageRef(page=page, generation=generation) for page, generation in give],
+                    allocate_pages=lacking,
+                )
+                self._settle()
+            if want > len(self._stash):
+                return None
+            pages, self._stash = self._stash[:want], self._stash[want:]
+            return pages
+
+    def close(self) -> None:
+        """End the session; a store that is out of reach finds out by the lock."""
+        self._ending.set()
+        if self._beating is not None:
+            self._beating.join()
+        with self._lock:
+            if self._reply.session_id:
+                request = pb.DetachRequest(session_id=self._reply.session_id, epoch=self._reply.epoch)
+                try:
+                    self._call(lambda: self._store.Detach(request, timeout=_CALL_SECONDS))
+                except HotsetError as error:
+                    _log.warning("detach_failed error=%s", error)
+            if self._seat is not None:
+                self._seat.release()
+        self._channel.close()
+
+    def _settle(self) -> None:
+        """Get the answer to the last update, sending it again if it never came."""
+        request = self._unanswered
+        if request is None:
+            return
+        try:
+            reply = self._call(lambda: self._store.Update(request, timeout=_CALL_SECONDS))
+        except (StaleReference, NotFound):
+            self._take_up_again()
+            raise Unavailable("kvstore was restarted; the session has been taken up again") from None
+        except StateConflict as error:
+            raise Unavailable(f"kvstore gives no pages: {error}") from error
+        self._unanswered = None
+        self._free = reply.free_pages
+        self._held -= {HostPage(page.page, page.generation) for page in request.releases}
+        taken = [HostPage(page.page, page.generation) for page in reply.pages]
+        self._held |= set(taken)
+        self._stash += taken
+
+    def _beat(self) -> None:
+        """Renew the lease until the end."""
+        while not self._ending.wait(self._reply.lease_ms / 3000):
+            with self._lock:
+                try:
+                    self._call(self._heartbeat)
+                except Unavailable as error:
+                    _log.warning("store_unreachable address=%s error=%s", self._address, error)
+                except HotsetError as error:
+                    _log.warning("session_lost error=%s", error)
+                    self._reattach_quietly()
+
+    def _heartbeat(self) -> None:
+        request = pb.HeartbeatRequest(session_id=self._reply.session_id, epoch=self._reply.epoch)
+        self._store.Heartbeat(request, timeout=_CALL_SECONDS)
+
+    def _reattach_quietly(self) -> None:
+        try:
+            self._take_up_again()
+        except HotsetError as error:
+            _log.error("session_not_taken_up error=%s", error)
+
+    def _take_up_again(self) -> None:
+        """Attach with the same token, after the store was restarted."""
+        lost = self._unanswered
+        if lost is not None:
+            # Whether or not the old store did what this asked, what it was to release comes back with the
+            # attach, for we no longer claim it; what it was to allocate is asked for again.
+            self._held -= {HostPage(page.page, page.generation) for page in lost.releases}
+        self._request.ClearField("held_pages")
+        self._request.held_pages.extend(
+            pb.PageRef(page=page, generation=generation) for page, generation in self._held
+        )
+        try:
+            reply = self._call(lambda: self._store.Attach(self._request, timeout=_CALL_SECONDS))
+        except StateConflict as error:
+            raise SetupError(f"kvstore came back without this engine's pages: {error}") from error
+        if Path(reply.arena_path).stat().st_ino != self._inode:
+            raise SetupError("kvstore came back with another arena; this engine must start anew")
+        self._reply = reply
+        self._sequence = 0
+        if lost is not None:
+            self._sequence = 1
+            self._unanswered = pb.UpdateRequest(
+                session_id=reply.session_id,
+                epoch=reply.epoch,
+                sequence=1,
+                allocate_pages=lost.allocate_pages,
+            )
+        _log.info("session_taken_up epoch=%d pages=%d", reply.epoch, len(self._held))
+
+    def _patiently(self, seconds: float, call: Callable[[], _T]) -> _T:
+        """Repeat a call while the store cannot be reached, up to `seconds`."""
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                return self._call(call)
+            except Unavailable as error:
+                if time.monotonic() > deadline:
+                    raise SetupError(
+                        f"no kvstore at {self._address} ({error}); start `python -m services.kvstore` first, "
+                        "or say where it is with --kvstore"
+                    ) from error
+                if self._ending.wait(0.2):
+                    raise
+
+    @staticmethod
+    def _call(call: Callable[[], _T]) -> _T:
+        try:
+            return call()
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from error
