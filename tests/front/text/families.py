@@ -25,6 +25,7 @@ CORPUS = [
     "Größe, café, naïve, 日本語 and 🙂 are text too; so is a b c d e f g.",
 ] * 4
 SPECIAL = ["<unk>", "<s>", "</s>"]
+ADDED = ["<tool>", "<〈tool▁call〉>"]
 FAMILIES = ("llama2", "gemma", "metaspace", "llama3")
 
 
@@ -40,7 +41,8 @@ def write_family(name: str, directory: Path) -> Path:
 
 def _add_special(tokenizer: Tokenizer) -> None:
     tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIAL])
-    tokenizer.add_tokens([AddedToken("<tool>", special=False, normalized=False)])
+    # The second has characters that a byte-level alphabet lacks, as DeepSeek's special tokens do.
+    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in ADDED])
 
 
 def _begin_with_bos(tokenizer: Tokenizer) -> None:

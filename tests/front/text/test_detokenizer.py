@@ -73,6 +73,13 @@ def test_a_continuation_joins_its_prompt(tokenizer: TextTokenizer, prompt: str, 
         assert shown + rest.feed(ids[cut:]) + rest.flush() == whole
 
 
+def test_added_tokens(tokenizer: TextTokenizer) -> None:
+    ids = tokenizer.encode("a<tool> b<〈tool▁call〉>語<〈tool▁call〉>")
+    detokenizer = tokenizer.detokenizer()
+    text = "".join(detokenizer.feed([number]) for number in ids) + detokenizer.flush()
+    assert text == tokenizer.decode(ids)
+
+
 def test_leading_space(llama2: TextTokenizer) -> None:
     ids = llama2.encode("Paris is", add_special_tokens=False)
     assert llama2.detokenizer().feed(ids) == "Paris is"

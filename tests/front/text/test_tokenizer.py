@@ -21,6 +21,7 @@ TEXTS = [
     "Größe 日本語 🙂 👩‍👩‍👧",
     "a</s>b<s><tool> c",
     "<|im_start|>user\n12345<|im_end|>",
+    "x <〈tool▁call〉> 日<〈tool▁call〉>",
     "if x <= 10 and y != 'z':",
     "▁ is a character",
 ]
