@@ -1,0 +1,136 @@
+"""docs/records.md says what the code does: every figure and every offset in it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from services.contract.file_header import FileHeader, read_file_header, write_file_header
+from services.contract.layout import FILE_HEADER_BYTES, LAYOUT_VERSION, REGION_ALIGNMENT, ArenaLayout
+from services.contract.page_header import PAGE_HEADER
+from services.decoder.kernels.append import make_records
+from services.decoder.kv.row_tables import RowTables
+from services.decoder.kv.shape import KvShape
+from services.kvstore.settings import KvStoreSettings
+
+TEXT = (Path(__file__).resolve().parent.parent.parent / "docs/records.md").read_text()
+
+HEADS = {"SmolLM2-135M": (30, 3, 64), "Qwen3-8B": (36, 8, 128)}
+"""Model -> layers, KV heads, head_dim."""
+
+
+def _shape(model: str, dtype: str, sharing: str) -> KvShape:
+    layers, kv_heads, head_dim = HEADS[model]
+    groups = kv_heads if sharing == "kv_head" else 1
+    return KvShape(layers, kv_heads, head_dim, groups, 16, 64, getattr(torch, dtype))
+
+
+def _table(heading: str) -> list[list[str]]:
+    """Cells of the first table below a heading, without its own heading."""
+    rows = TEXT.split(f"{heading}\n", 1)[1].split("\n| --- ")[1].split("\n\n")[0].splitlines()[1:]
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+
+
+FIGURES = _table("## Figures")
+
+
+@pytest.mark.parametrize("row", FIGURES, ids=[row[0] for row in FIGURES])
+def test_figures(row: list[str]) -> None:
+    model, dtype, sharing = row[0].split(", ")
+    shape = _shape(model, dtype, sharing)
+    kv, index = shape.planes(with_bounds=True)
+    page_bytes = kv.page_bytes + index.page_bytes
+    expected = [
+        shape.record_elements * shape.dtype.itemsize,
+        shape.block_bytes,
+        kv.layers[0].page_bytes,
+        index.layers[0].page_bytes,
+        page_bytes,
+        kv.page_bytes // shape.page_tokens,
+    ]
+    assert [int(cell.replace(",", "")) for cell in row[1:]] == expected
+    assert index.page_bytes * 16 == kv.page_bytes, "one eighth of the keys, which are half of it"
+
+
+def test_pages_of_the_default_arena() -> None:
+    default = KvStoreSettings.model_fields["arena_bytes"].default
+    assert default == 2**30
+    for dtype, pages, tokens in re.findall(r"in (\w+) (?:gets )?([\d,]+) pages, ([\d,]+) tokens", TEXT):
+        layout = ArenaLayout.fit(
+            default, 64, _shape("SmolLM2-135M", dtype, "kv_head").planes(with_bounds=True)
+        )
+        assert layout.page_count == int(pages.replace(",", ""))
+        assert layout.page_count * 64 == int(tokens.replace(",", ""))
+    assert "684 pages" in TEXT
+    assert "341 pages" in TEXT
+
+
+def test_regions_of_the_file() -> None:
+    planes = _shape("SmolLM2-135M", "float32", "kv_head").planes(with_bounds=True)
+    layout = ArenaLayout.fit(2**30, 64, planes)
+    assert FILE_HEADER_BYTES == layout.page_headers_offset == 64 * 1024
+    assert REGION_ALIGNMENT == 2 * 2**20
+    headers_end = 64 * 1024 + 128 * layout.page_count
+    assert layout.layer_offset("kv", 0) == -(-headers_end // 2**21) * 2**21
+    kv, index = planes
+    assert layout.layer_offset("kv", 3) == layout.layer_offset("kv", 0) + 3 * layout.page_count * 98_304
+    assert layout.layer_offset("index", 0) == layout.layer_offset("kv", 0) + layout.page_count * kv.page_bytes
+    assert layout.end == layout.layer_offset("index", 0) + layout.page_count * index.page_bytes
+
+
+def test_the_page_header() -> None:
+    assert PAGE_HEADER.itemsize == 128
+    rows = {
+        cells[1]: cells[0]
+        for cells in _table("### Page header, 128 bytes (`services/contract/page_header.py`)")
+    }
+    for field, phrase in {
+        "state": "state, u32",
+        "generation": "generation, u32",
+        "hash_bytes": "length of the hash",
+        "hash": "hash of the tokens",
+        "parent": "parent: ",
+        "parent_generation": "the parent's generation",
+        "owner": "owner",
+    }.items():
+        assert PAGE_HEADER.fields is not None
+        kind, offset = PAGE_HEADER.fields[field][:2]
+        [place] = [where for what, where in rows.items() if what.startswith(phrase)]
+        assert place == f"{offset}-{offset + kind.itemsize - 1}", field
+
+
+def test_the_file_header() -> None:
+    buffer = bytearray(FILE_HEADER_BYTES)
+    planes = _shape("SmolLM2-135M", "float32", "kv_head").planes(with_bounds=True)
+    header = FileHeader(64, bytes(range(32)), planes)
+    write_file_header(memoryview(buffer), header)
+    assert bytes(buffer[:8]) == b"HOTSETAR"
+    assert int.from_bytes(buffer[8:12], "little") == LAYOUT_VERSION == 1
+    length = int.from_bytes(buffer[12:16], "little")
+    assert bytes(buffer[64 : 64 + length]) == header.describe()
+    assert not any(buffer[64 + length :])
+    assert read_file_header(memoryview(buffer)) == header
+
+
+@pytest.mark.parametrize("sharing", ["kv_head", "layer"])
+def test_a_record_is_keys_then_values(sharing: str) -> None:
+    shape = _shape("SmolLM2-135M", "float32", sharing)
+    key = torch.arange(shape.kv_heads * shape.head_dim, dtype=torch.float32).view(1, shape.kv_heads, -1)
+    records = make_records(key, -key - 1, shape.groups).view(shape.groups, 2, shape.heads, shape.head_dim)
+    for group in range(shape.groups):
+        heads = key[0, group * shape.heads : (group + 1) * shape.heads]
+        assert torch.equal(records[group, 0], heads)
+        assert torch.equal(records[group, 1], -heads - 1)
+
+
+def test_the_place_of_a_record() -> None:
+    shape = _shape("SmolLM2-135M", "float32", "kv_head")
+    pages = torch.tensor([[5, 2]])
+    blocks = RowTables.blocks(pages, shape.groups, shape.blocks_per_page)
+    for group in range(3):
+        for block in range(8):
+            page = pages[0, block // 4]
+            assert blocks[0, group, block] == (page * 3 + group) * 4 + block % 4
