@@ -30,12 +30,11 @@ class OfflineEngine:
     """Its arena's file has no name, so nothing is left behind however the process ends."""
 
     def __init__(self, settings: DecoderSettings, arena_bytes: int, model: CausalLM | None = None) -> None:
-        """Load the model (or take one that is loaded already, of the same checkpoint and dtype)."""
+        """Load the model, or take one of the same checkpoint that is loaded already, in its dtype."""
         device = resolve_device(settings.device)
         spec = ModelSpec.read(settings.model)
-        dtype = resolve_dtype(settings.dtype, device)
-        self.model = model or CausalLM(spec, dtype, device)
-        shape = kv_shape(settings, spec, dtype)
+        self.model = model or CausalLM(spec, resolve_dtype(settings.dtype, device), device)
+        shape = kv_shape(settings, spec, self.model.dtype)
         layout = ArenaLayout.fit(arena_bytes, shape.page_tokens, kv_planes(settings, shape))
         self.plan = MemoryPlan.derive(settings, spec, shape, layout, self.model.weight_bytes)
         descriptor, path = tempfile.mkstemp(prefix="hotset-offline-", dir="/dev/shm")

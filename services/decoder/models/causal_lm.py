@@ -29,6 +29,7 @@ class CausalLM:
         self._head = model.get_submodule("lm_head")
         self._scale = 1.0 / float(getattr(spec.config, "logits_scaling", None) or 1.0)  # granite divides
         self._device = device
+        self.dtype = dtype
 
     @property
     def weight_bytes(self) -> int:

@@ -1,0 +1,1 @@
+"""Benchmarks: each prints its figures, ends with `name=value unit` lines, and writes JSON beside them."""

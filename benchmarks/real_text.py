@@ -1,0 +1,15 @@
+"""Real prose of any length: the language reference that ships inside Python."""
+
+from __future__ import annotations
+
+from pydoc_data.topics import topics
+
+from tokenizers import Tokenizer
+
+
+def real_tokens(tokenizer: Tokenizer, count: int, skip: int = 0) -> list[int]:
+    """`count` tokens of it, from the `skip`-th on."""
+    text = "\n".join(topics[name] for name in sorted(topics))
+    ids: list[int] = tokenizer.encode(text[: 8 * (skip + count)]).ids
+    assert len(ids) >= skip + count
+    return ids[skip : skip + count]
