@@ -65,7 +65,7 @@ def test_pages_of_the_default_arena() -> None:
         assert layout.page_count == int(pages.replace(",", ""))
         assert layout.page_count * 64 == int(tokens.replace(",", ""))
     assert "684 pages" in TEXT
-    assert "341 pages" in TEXT
+    assert "342 pages" in TEXT
 
 
 def test_regions_of_the_file() -> None:
