@@ -1,0 +1,44 @@
+"""Puts the HTTP application together from parts handed in. Starts nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
+from pydantic import SecretStr
+
+from services.decoder.front.access import Access
+from services.decoder.front.auth import BearerAuth
+from services.decoder.front.body_limit import BodyLimit
+from services.decoder.front.error_handlers import add_error_handlers
+from services.decoder.front.openapi import schema_maker
+from services.decoder.front.routes import chat, completions, models, operations, text
+from services.decoder.front.state import FrontState, attach
+from services.decoder.front.version import version
+
+
+def build_app(
+    front: FrontState, registry: CollectorRegistry, *, api_keys: Sequence[SecretStr], max_body_bytes: int
+) -> FastAPI:
+    """The application.
+
+    Args:
+        front: what routes need.
+        registry: what /metrics shows.
+        api_keys: accepted bearer keys; none = open to all.
+        max_body_bytes: longest request body.
+    """
+    # No /docs: its page loads scripts from elsewhere.
+    app = FastAPI(title="hotset", version=version(), docs_url=None, redoc_url=None, redirect_slashes=False)
+    attach(app, front)
+    for routes in (chat, completions, models, text):
+        routes.add_routes(app)
+    operations.add_routes(app, registry)
+    add_error_handlers(app)
+    # The last one added is the outermost.
+    app.add_middleware(BodyLimit, max_bytes=max_body_bytes)
+    app.add_middleware(BearerAuth, keys=api_keys)
+    app.add_middleware(Access, metrics=front.metrics)
+    app.openapi = schema_maker(app, keys_wanted=bool(api_keys))  # type: ignore[method-assign]  # FastAPI's documented way
+    return app

@@ -1,0 +1,135 @@
+"""The engine's figures as Prometheus families, from its last Stats reply.
+
+A scrape asks for a fresh reply with a short deadline; it works without one, and without an engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from hotset.v1 import engine_pb2
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from services.contract.errors import HotsetError
+from services.decoder.front.errors import EngineNotReady
+from services.decoder.front.supervisor import EngineStatus, Supervisor
+from services.decoder.front.version import version
+
+STATS_SECONDS = 0.5
+
+_NANOSECOND = 1e-9
+
+_BY_LAYER = (
+    (
+        "hotset_hot_buffer_chosen",
+        "Distinct blocks selected; the open one only if chosen.",
+        "chosen_blocks",
+        1.0,
+    ),
+    ("hotset_hot_buffer_hits", "Chosen blocks that were in a hot slot.", "hits", 1.0),
+    ("hotset_hot_buffer_misses", "Chosen blocks that were not.", "misses", 1.0),
+    ("hotset_hot_buffer_evictions", "Hot slots whose block was replaced.", "evictions", 1.0),
+    ("hotset_hot_buffer_fetched_bytes", "Bytes copied from the arena into hot slots.", "fetched_bytes", 1.0),
+    ("hotset_resolve_seconds", "Time inside resolve, fetches included.", "resolve_ns", _NANOSECOND),
+)
+"""Name, help, field of LayerStats, unit's factor."""
+
+_COUNTERS = (
+    ("hotset_prompt_tokens", "Prompt tokens prefilled.", "prompt_tokens", 1.0),
+    ("hotset_cached_prompt_tokens", "Prompt tokens served by the prefix cache.", "cached_prompt_tokens", 1.0),
+    ("hotset_generation_tokens", "Tokens sampled.", "generation_tokens", 1.0),
+    ("hotset_steps", "Forward passes.", "steps", 1.0),
+    ("hotset_step_seconds", "Time in forward passes.", "step_ns", _NANOSECOND),
+)
+"""Name, help, field of EngineStats, unit's factor."""
+
+_POOLS = (
+    ("hotset_rows", "Seats for running choices.", "rows_used", "rows_total"),
+    ("hotset_device_pages", "Pages of the selector's index (and of KV in full mode) on the device.",
+     "device_pages_used", "device_pages_total"),
+    ("hotset_hot_slots", "Slots of the hot buffer, each layer.", "hot_slots_used", "hot_slots_total"),
+)  # fmt: skip
+"""Name, help, fields of EngineStats: used and total."""
+
+
+class EngineCollector(Collector):
+    """Figures of one engine, labelled with its index."""
+
+    def __init__(self, supervisor: Supervisor) -> None:
+        self._supervisor = supervisor
+        self._last: engine_pb2.EngineStats | None = None
+        self._life = -1
+
+    async def refresh(self) -> None:
+        """Ask the engine for its figures; without an answer in time the last ones of this life stay."""
+        if self._life != self._supervisor.restarts:
+            self._life, self._last = self._supervisor.restarts, None
+        try:
+            self._last = await self._supervisor.client.stats(STATS_SECONDS)
+        except (EngineNotReady, HotsetError):
+            return
+
+    def collect(self) -> Iterable[Metric]:
+        """The families, with no samples where the engine has said nothing in this life."""
+        engine = str(self._supervisor.index)
+        ready = GaugeMetricFamily(
+            "hotset_engine_ready", "1 while the engine serves, else 0.", labels=["engine"]
+        )
+        ready.add_metric([engine], float(self._supervisor.status is EngineStatus.READY))
+        yield ready
+        restarts = CounterMetricFamily(
+            "hotset_engine_restarts", "Lives of the engine after its first.", labels=["engine"]
+        )
+        restarts.add_metric([engine], self._supervisor.restarts)
+        yield restarts
+        yield self._info(engine)
+        yield from _families(self._last, engine)
+
+    def _info(self, engine: str) -> Metric:
+        info = InfoMetricFamily("hotset_engine", "What the engine runs.", labels=["engine"])
+        told = self._supervisor.description
+        if told is not None:
+            facts = {
+                "kv_mode": told.kv_mode,
+                "dtype": told.dtype,
+                "device": told.device,
+                "version": version(),
+            }
+            info.add_metric([engine], facts)
+        return info
+
+
+def _families(stats: engine_pb2.EngineStats | None, engine: str) -> Iterator[Metric]:
+    gauges = (
+        ("hotset_requests_running", "Choices that have a row.", "requests_running"),
+        ("hotset_requests_waiting", "Choices that wait for a row.", "requests_waiting"),
+        ("hotset_host_pages_held", "Pages of the arena that the engine holds.", "host_pages_held"),
+    )
+    for name, text, field in gauges:
+        gauge = GaugeMetricFamily(name, text, labels=["engine"])
+        if stats is not None:
+            gauge.add_metric([engine], _value(stats, field))
+        yield gauge
+    for name, text, used, total in _POOLS:
+        pool = GaugeMetricFamily(name, text, labels=["engine", "state"])
+        if stats is not None:
+            pool.add_metric([engine, "used"], _value(stats, used))
+            pool.add_metric([engine, "free"], _value(stats, total) - _value(stats, used))
+        yield pool
+    for name, text, field, factor in _COUNTERS:
+        counter = CounterMetricFamily(name, text, labels=["engine"])
+        if stats is not None:
+            counter.add_metric([engine], _value(stats, field) * factor)
+        yield counter
+    for name, text, field, factor in _BY_LAYER:
+        counter = CounterMetricFamily(name, text, labels=["engine", "layer"])
+        for layer in () if stats is None else stats.layers:
+            counter.add_metric([engine, str(layer.layer)], _value(layer, field) * factor)
+        yield counter
+
+
+def _value(stats: engine_pb2.EngineStats | engine_pb2.LayerStats, field: str) -> float:
+    value = getattr(stats, field)
+    assert isinstance(value, int)
+    return float(value)

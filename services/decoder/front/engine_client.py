@@ -1,0 +1,142 @@
+"""One engine as the front sees it: calls, and the event stream dealt out to whoever waits for it.
+
+Lives for one life of an engine process. Used from one event loop. Knows no HTTP and no text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+from hotset.v1 import engine_pb2
+from hotset.v1.engine_pb2_grpc import EngineAsyncStub, EngineStub
+
+from services.contract.channel import CLIENT_OPTIONS
+from services.contract.errors import Unavailable, from_rpc_error
+
+SUBMIT_SECONDS = 30.0
+ABORT_SECONDS = 10.0
+
+_OPTIONS = (*CLIENT_OPTIONS, ("grpc.enable_http_proxy", 0))
+
+_log = logging.getLogger(__name__)
+
+
+class EngineGone:
+    """Stands in a mailbox for every event that will not come: the engine went away."""
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """One event, and which of the owner's submissions it belongs to."""
+
+    request_id: str
+    event: engine_pb2.TokenEvent
+
+
+class Interrupted:
+    """Put into a mailbox to end its request early: this server shuts down."""
+
+
+Mailbox = asyncio.Queue[Arrival | EngineGone | Interrupted]
+
+
+class EngineClient:
+    """Calls to one engine process, and its mailboxes."""
+
+    def __init__(self, socket: Path) -> None:
+        self._channel = grpc.aio.insecure_channel(f"unix:{socket}", options=_OPTIONS)
+        self._stub: EngineAsyncStub = EngineStub(self._channel)
+        self._mailboxes: dict[str, Mailbox] = {}
+        self._aborts: set[asyncio.Task[None]] = set()
+        self._gone = False
+
+    async def describe(self, timeout_seconds: float) -> engine_pb2.EngineDescription:
+        """What it serves and how far its start is.
+
+        Raises:
+            Unavailable: it does not answer (yet).
+        """
+        try:
+            return await self._stub.Describe(engine_pb2.DescribeRequest(), timeout=timeout_seconds)
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error) from error
+
+    async def stats(self, timeout_seconds: float) -> engine_pb2.EngineStats:
+        """Its figures.
+
+        Raises:
+            Unavailable: it does not answer in time.
+        """
+        try:
+            return await self._stub.Stats(engine_pb2.EngineStatsRequest(), timeout=timeout_seconds)
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error) from error
+
+    async def submit(self, request: engine_pb2.SubmitRequest, mailbox: Mailbox) -> None:
+        """Queue a request; its events go to `mailbox` until `forget` is called.
+
+        Raises:
+            HotsetError: the engine's refusal, a branch of the tree (NoRoom: its queue is full).
+            Unavailable: it is gone.
+        """
+        if self._gone:
+            raise Unavailable("the engine went away")
+        self._mailboxes[request.request_id] = mailbox
+        try:
+            await self._stub.Submit(request, timeout=SUBMIT_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            self.forget(request.request_id)
+            if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
+                self.abort(request.request_id)  # it may have been taken all the same
+            raise from_rpc_error(error) from error
+
+    def forget(self, request_id: str) -> None:
+        """Send no more of this request's events anywhere."""
+        self._mailboxes.pop(request_id, None)
+
+    def abort(self, request_id: str, choices: tuple[int, ...] = ()) -> None:
+        """End choices (none named: all) soon; returns at once, and is harmless for ended ones."""
+        if self._gone:
+            return
+        task = asyncio.get_running_loop().create_task(self._abort(request_id, choices))
+        self._aborts.add(task)
+        task.add_done_callback(self._aborts.discard)
+
+    async def deal_out_events(self) -> None:
+        """Put every event into its mailbox until the engine goes away; then tell all of them."""
+        try:
+            async for batch in self._stub.Events(engine_pb2.EventsRequest()):
+                for event in batch.events:
+                    mailbox = self._mailboxes.get(event.request_id)
+                    if mailbox is not None:
+                        mailbox.put_nowait(Arrival(event.request_id, event))
+        except grpc.aio.AioRpcError as error:
+            _log.warning("engine_stream_broke reason=%r", error.details())
+        finally:
+            self._tell_all_gone()
+
+    async def close(self) -> None:
+        """Drop the connection; whoever still waits learns that the engine is gone."""
+        self._tell_all_gone()
+        for task in self._aborts:
+            task.cancel()
+        await self._channel.close()
+
+    def _tell_all_gone(self) -> None:
+        self._gone = True
+        waiting: Mapping[int, Mailbox] = {id(box): box for box in self._mailboxes.values()}
+        for mailbox in waiting.values():
+            mailbox.put_nowait(EngineGone())
+        self._mailboxes.clear()
+
+    async def _abort(self, request_id: str, choices: tuple[int, ...]) -> None:
+        request = engine_pb2.AbortRequest(request_id=request_id, choices=choices)
+        try:
+            await self._stub.Abort(request, timeout=ABORT_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            _log.warning("abort_failed request=%s reason=%r", request_id, error.details())

@@ -1,0 +1,168 @@
+"""Answers one generation request, whole or as a stream: the order of business that both routes share.
+
+Knows answers and shapes; a shape says how its route tells them (chat_shape.py, completion_shape.py).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from hotset.v1 import engine_pb2
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
+
+from services.decoder.front import sse
+from services.decoder.front.answer import Answer, ChoicePiece, Finish, Tally
+from services.decoder.front.choice_text import ShownToken
+from services.decoder.front.disconnect import ClientLeft, unless_client_leaves
+from services.decoder.front.errors import ApiError, InternalFault
+from services.decoder.front.record import Record
+from services.decoder.front.request_metrics import Endpoint
+from services.decoder.front.sampling import Plan
+from services.decoder.front.schema.answers import PromptTokensDetails, Usage
+from services.decoder.front.state import FrontState
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class WholeChoice:
+    """One choice, gathered."""
+
+    text: str = ""
+    tokens: list[ShownToken] = field(default_factory=list)
+    prompt: Sequence[engine_pb2.Token] = ()
+    finish: Finish = "stop"
+
+
+class Shape(Protocol):
+    """How a route tells an answer."""
+
+    def opening(self) -> Iterable[BaseModel]:
+        """Chunks that come before any token."""
+
+    def chunks(self, piece: ChoicePiece) -> Iterable[BaseModel]:
+        """Chunks that tell `piece`."""
+
+    def usage_chunk(self, usage: Usage) -> BaseModel:
+        """The last chunk, with token counts."""
+
+    def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> BaseModel:
+        """The answer in one body."""
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One request, checked and tokenized.
+
+    Attributes:
+        limit: longest prompt + answer, tokens.
+        continues: answers go on from their prompts' text.
+        include_usage: a stream ends with token counts.
+    """
+
+    endpoint: Endpoint
+    answer_id: str
+    prompts: Sequence[Sequence[int]]
+    plan: Plan
+    limit: int
+    continues: bool
+    stream: bool
+    include_usage: bool
+
+
+async def respond(
+    front: FrontState, request: Request, record: Record, generation: Generation, shape: Shape
+) -> Response:
+    """Submit, gather or stream, and end at the engine whatever the client did not wait for.
+
+    Raises:
+        ApiError: before anything was sent; within a stream it becomes an event.
+    """
+    client, _ = front.engine()
+    record.answer_id = generation.answer_id
+    answer = Answer(
+        client,
+        front.tokenizer,
+        front.metrics,
+        endpoint=generation.endpoint,
+        tally=record.tally,
+        began=record.began,
+    )
+    with ExitStack() as cleanup:
+        cleanup.enter_context(front.running.holding(answer))
+        cleanup.callback(answer.close, "abort")
+        try:
+            submitting = answer.submit(
+                generation.answer_id,
+                generation.prompts,
+                generation.plan,
+                limit=generation.limit,
+                continues=generation.continues,
+            )
+            await unless_client_leaves(request.receive, submitting)
+            if not generation.stream:
+                return await unless_client_leaves(request.receive, _whole(answer, generation, shape))
+        except ClientLeft:
+            record.client_left = True
+            return Response(status_code=499)  # nobody reads it
+        except Exception as error:
+            refused = isinstance(error, ApiError) and error.status_code < 500
+            answer.close("refused" if refused else "error")
+            raise
+        rest = cleanup.pop_all()
+
+        def on_end(left: bool) -> None:
+            record.client_left = left
+            rest.close()
+
+        return sse.EventStream(_events(answer, record, generation, shape), on_end)
+
+
+async def _whole(answer: Answer, generation: Generation, shape: Shape) -> Response:
+    choices = [WholeChoice() for _ in range(len(generation.prompts) * generation.plan.n)]
+    async for part in answer.pieces():
+        choice = choices[part.index]
+        choice.text += part.piece.text
+        choice.tokens += part.piece.tokens
+        choice.prompt = part.prompt or choice.prompt
+        choice.finish = part.finish or choice.finish
+    body = shape.whole(choices, _usage(answer.tally))
+    return Response(body.model_dump_json(), media_type="application/json")
+
+
+async def _events(
+    answer: Answer, record: Record, generation: Generation, shape: Shape
+) -> AsyncGenerator[bytes, None]:
+    # `usage` is null in every chunk but the last where it was asked for, and otherwise not there at all.
+    left_out = None if generation.include_usage else {"usage"}
+    try:
+        for chunk in shape.opening():
+            yield sse.event(chunk.model_dump_json(exclude=left_out))
+        async for part in answer.pieces():
+            for chunk in shape.chunks(part):
+                yield sse.event(chunk.model_dump_json(exclude=left_out))
+        if generation.include_usage:
+            yield sse.event(shape.usage_chunk(_usage(answer.tally)).model_dump_json())
+        yield sse.DONE
+    except Exception as error:  # noqa: BLE001  # the status is sent; an event is the only way left to say it
+        answer.close("error")
+        told = error if isinstance(error, ApiError) else InternalFault("the server failed; its log says why")
+        if told is not error:
+            _log.exception("stream_failed id=%s", record.request_id)
+        record.error = f"{told.answered_code}: {told.detail}"
+        yield sse.event(told.body().model_dump_json())
+
+
+def _usage(tally: Tally) -> Usage:
+    return Usage(
+        prompt_tokens=tally.prompt_tokens,
+        completion_tokens=tally.completion_tokens,
+        total_tokens=tally.prompt_tokens + tally.completion_tokens,
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=tally.cached_tokens),
+    )

@@ -1,0 +1,1 @@
+"""One file a family of routes; each offers `add_routes(app)`."""

@@ -1,0 +1,80 @@
+"""What every route needs, put together once at start and passed by hand."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from fastapi import FastAPI, Request
+from hotset.v1 import engine_pb2
+
+from services.decoder.front.collector import EngineCollector
+from services.decoder.front.engine_client import EngineClient
+from services.decoder.front.errors import ModelNotFound
+from services.decoder.front.request_metrics import RequestMetrics
+from services.decoder.front.running import Running
+from services.decoder.front.supervisor import Supervisor
+from services.decoder.front.text.chat import ChatTemplate
+from services.decoder.front.text.tokenizer import TextTokenizer
+from services.decoder.front.version import version
+
+
+@dataclass(frozen=True)
+class FrontState:
+    """The parts of the front.
+
+    Attributes:
+        model: the name clients use.
+        created: when this server began, Unix seconds.
+    """
+
+    model: str
+    created: int
+    tokenizer: TextTokenizer
+    template: ChatTemplate
+    supervisor: Supervisor
+    running: Running
+    metrics: RequestMetrics
+    collector: EngineCollector
+
+    def check_model(self, name: str | None) -> None:
+        """Refuse a request for a model that is not served here; None stands for the one that is.
+
+        Raises:
+            ModelNotFound: another name.
+        """
+        if name is not None and name != self.model:
+            raise ModelNotFound(
+                f"the model '{name[:200]}' does not exist here; this server serves '{self.model}'",
+                param="model",
+            )
+
+    def engine(self) -> tuple[EngineClient, engine_pb2.EngineDescription]:
+        """The engine that is to take a new request, and what it said of itself.
+
+        Raises:
+            ShuttingDown: nothing new is taken.
+            EngineNotReady: it is starting.
+        """
+        self.running.check_open()
+        client = self.supervisor.client
+        description = self.supervisor.description
+        assert description is not None, "an engine serves that never described itself"
+        return client, description
+
+    def fingerprint(self, engine: engine_pb2.EngineDescription) -> str:
+        """Changes with whatever may change the answer to the same seed."""
+        parts = (version(), self.model, engine.kv_mode, engine.dtype, engine.device.split(":")[0])
+        return "fp_" + hashlib.blake2b("\n".join(parts).encode(), digest_size=6).hexdigest()
+
+
+def attach(app: FastAPI, state: FrontState) -> None:
+    """Make `state` what `front_state` finds."""
+    app.state.front = state
+
+
+def front_state(request: Request) -> FrontState:
+    """The parts of the front that serves this request."""
+    state = request.app.state.front
+    assert isinstance(state, FrontState)
+    return state
