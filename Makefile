@@ -18,7 +18,7 @@ FIND_PYTHON = for python in $(or $(PYTHON),$(BIN)/python python3 python3.13 pyth
   install one, or name it: make PYTHON=/path/to/python3.12" >&2; exit 1; }
 INSTALL = @$(FIND_PYTHON); "$$python" -m deploy.install $(if $(PYTHON),--remake)
 
-.PHONY: run test test-slow test-gpu check stubs clean help
+.PHONY: run test test-slow test-gpu check stubs docs clean help
 
 run: ## serve on http://127.0.0.1:$(PORT), kvstore and decoder, until Ctrl-C
 	$(INSTALL) decoder && exec $(BIN)/python -m deploy.local
@@ -41,6 +41,9 @@ check: ## ruff, mypy --strict, floors
 
 stubs: ## generate the gRPC stubs beside their sources
 	$(INSTALL) dev && PATH="$(abspath $(BIN)):$$PATH" exec $(BIN)/python proto/build_stubs.py
+
+docs: ## write the file tree into README.md
+	$(INSTALL) decoder test && exec $(BIN)/python -m tests.house.file_tree
 
 clean: ## remove the environment, stubs and caches; the model cache stays
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -97,11 +97,12 @@ class Family:
                 self._console.say(f"still waiting for {what} ({now - start:.0f} s)")
 
     def _turn(self) -> None:
-        """Pass on what the children wrote, within one tick."""
-        for key, _ in self._selector.select(TICK_SECONDS):
-            if not key.data.pump():
-                self._selector.unregister(key.fd)
-                time.sleep(TICK_SECONDS)  # its end of output comes just before its end
+        """Pass on what the children write during one tick."""
+        end = time.monotonic() + TICK_SECONDS
+        while (left := end - time.monotonic()) > 0:
+            for key, _ in self._selector.select(left):
+                if not key.data.pump():
+                    self._selector.unregister(key.fd)
 
     def _stop(self, child: Child) -> None:
         """Ask, wait, insist; a second signal means at once. Its last lines are passed on."""
