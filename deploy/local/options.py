@@ -8,6 +8,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from deploy.local.family import Failure
 
@@ -36,9 +37,12 @@ class Options:
         port = environment.get("PORT") or "8000"
         if not port.isdecimal() or not 1 <= int(port) <= 65535:
             raise Failure(f"PORT={port} is no port; choose a number from 1 to 65535")
+        model = environment.get("MODEL") or ""
+        if model and not Path(model).is_dir():
+            raise Failure(f"MODEL={model} is no directory; name one that holds a Hugging Face checkpoint")
         return cls(
             int(port),
-            environment.get("MODEL") or "",
+            model,
             _flags("ARGS", environment.get("ARGS") or ""),
             _flags("KVSTORE_ARGS", environment.get("KVSTORE_ARGS") or ""),
         )

@@ -93,9 +93,9 @@ def _service(process: psutil.Process) -> str | None:
     return following[0].removeprefix("services.") if following and "services." in following[0] else None
 
 
-def test_a_model_that_is_not_there(clone: Path) -> None:
-    with _run(clone, free_port(), MODEL="/no/such/checkpoint") as run:
+def test_a_model_that_is_none(clone: Path, tmp_path: Path) -> None:
+    with _run(clone, free_port(), MODEL=str(tmp_path)) as run:
         assert run.finish(600) != 0
     assert "decoder ended with status 2" in run.output
-    assert "/no/such/checkpoint" in run.output.split("last lines:")[1]
+    assert f"error: {tmp_path}" in run.output.split("last lines:")[1]
     assert "Traceback" not in run.output

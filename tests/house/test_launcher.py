@@ -70,9 +70,9 @@ def test_from_start_to_ctrl_c(place: Path, port: str) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_other_signals_stop_it_too(place: Path, port: str, number: signal.Signals) -> None:
-    with Launcher(place, {"PORT": port, "MODEL": "/mine"}) as launcher:
+    with Launcher(place, {"PORT": port, "MODEL": str(place)}) as launcher:
         launcher.wait_for_line("curl")
-        assert "--model /mine" in launcher.wait_for_line("decoder got")
+        assert f"--model {place} " in launcher.wait_for_line("decoder got")
         arena, children = _arena(launcher), launcher.descendants()
         launcher.process.send_signal(number)
         assert launcher.finish() == 0, launcher.output
@@ -137,6 +137,7 @@ REFUSED = {
     "zero": ({"PORT": "0"}, "PORT=0 is no port"),
     "set twice": ({"ARGS": "--port 8001"}, "set PORT= instead"),
     "set twice, joined": ({"ARGS": "--model=/m"}, "set MODEL= instead"),
+    "no such model": ({"MODEL": "/no/such/checkpoint"}, "MODEL=/no/such/checkpoint is no directory"),
     "open quote": ({"ARGS": "--name 'a"}, "cannot be split"),
 }
 
