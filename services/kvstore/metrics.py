@@ -77,6 +77,7 @@ class StoreMetrics(Collector):
                 "Mapped clients of before a restart that live and have not attached again.",
                 now.unclaimed_sessions,
             ),
+            ("recovering", "1 while pages of before a restart wait for clients.", float(now.recovering)),
             ("draining", "1 while the store takes no new sessions and pages.", float(now.draining)),
         )
         for name, text, value in gauges:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 
-from services.contract.errors import StaleReference, StateConflict
+from services.contract.errors import HotsetError, StaleReference, StateConflict
 from services.contract.file_header import FileHeader
 from services.kvstore.arena import Arena
 from services.kvstore.orders import PageCounts
@@ -56,6 +56,11 @@ class PageSpace:
     def freed(self) -> int:
         """Pages that became free since the process started."""
         return self._freed_before + (self._table.freed if self._table else 0)
+
+    @property
+    def recovering(self) -> bool:
+        """Whether pages of an earlier life still wait for their clients."""
+        return self._recovery is not None
 
     @property
     def unclaimed(self) -> int:
@@ -127,4 +132,4 @@ class PageSpace:
             return
         self._table.check_integrity()
         if self._recovery is None and not set(self._table.holders()) <= attached:
-            raise StateConflict("pages are held for a session that is not attached")
+            raise HotsetError("page space: pages are held for a session that is not attached")

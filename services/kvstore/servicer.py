@@ -2,7 +2,6 @@
 
 Decides nothing: the store does, and the interceptor of contract/rpc_errors.py maps what it raises.
 """
-# ruff: noqa: N802  # the methods have the protocol's names
 
 from __future__ import annotations
 

@@ -37,6 +37,7 @@ class StoreSnapshot:
     sessions: Mapping[ClientKind, int]
     expired_sessions: int  # mapped, past their lease, alive
     unclaimed_sessions: int  # mapped, alive since before the store's restart, not attached yet
+    recovering: bool  # pages of an earlier life still wait for their clients
     draining: bool
     freed_pages: int  # that became free since the process started
     counters: StoreCounters

@@ -197,6 +197,7 @@ class Store:
             sessions={kind: self._sessions.count(kind) for kind in ClientKind},
             expired_sessions=self._sessions.expired(),
             unclaimed_sessions=self._space.unclaimed,
+            recovering=self._space.recovering,
             draining=self.draining,
             freed_pages=self._space.freed,
             counters=replace(self._counters, ended=dict(self._counters.ended)),

@@ -38,7 +38,7 @@ def end_lock_holder(process: subprocess.Popen[str]) -> None:
 def main() -> None:
     """Hold the lock on the file that the first argument names."""
     held = FileLock(Path(sys.argv[1])).acquire()
-    print("held" if held else "refused", flush=True)  # noqa: T201  # what the parent waits for
+    print("held" if held else "refused", flush=True)  # what the parent waits for
     sys.stdin.read()
 
 

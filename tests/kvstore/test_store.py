@@ -231,9 +231,7 @@ def test_a_second_client_of_the_same_name_is_refused_while_the_first_lives(world
     old.attach()
     new = world.client()
     world.pass_time(LEASE_SECONDS * 2)
-    with pytest.raises(
-        StateConflict, match="engine-0 is attached already and its process lives; stop"
-    ):
+    with pytest.raises(StateConflict, match="engine-0 is attached already and its process lives; stop"):
         new.attach()
     assert old.heartbeat()
 
