@@ -56,7 +56,8 @@ class HotBuffer:
         if change > len(free):
             raise ValueError(f"layer {layer} has {len(free)} free hot slots, {change} are needed")
         if change > 0:
-            grow(tables, lane, [free.pop() for _ in range(change)])
+            grow(tables, lane, free[-change:])
+            del free[-change:]
         elif change < 0:
             free.extend(shrink(tables, lane, -change))
 
@@ -82,6 +83,12 @@ class HotBuffer:
                 "a block has a slot that holds another"
             )
             assert torch.equal(tables.resident.long(), (tables.slot_to_block >= 0).sum(1)), "resident is off"
+            width = tables.order.shape[1]
+            slots = torch.arange(width, dtype=torch.int32, device=pool.device).expand_as(tables.order)
+            owned_slots = slots.masked_fill(tables.pool_slot < 0, -1)
+            assert torch.equal(tables.order.sort(1).values, owned_slots.sort(1).values), "an order is off"
+            beyond = slots >= (tables.pool_slot >= 0).sum(1, keepdim=True)
+            assert bool((tables.order[beyond] == -1).all()), "an order has a gap"
 
     def _lanes(self, row: int) -> range:
         return range(row * self.shape.groups, (row + 1) * self.shape.groups)
