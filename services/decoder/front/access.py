@@ -69,15 +69,16 @@ class Access:
         ]
         if record.answer_id:
             tally = record.tally
-            words.append(
-                f"answer={record.answer_id} prompt_tokens={tally.prompt_tokens} "
-                f"cached_tokens={tally.cached_tokens} completion_tokens={tally.completion_tokens} finish={','.join(tally.finishes) or 'none'}"
-            )
+            words += [
+                f"answer={record.answer_id} prompt_tokens={tally.prompt_tokens}",
+                f"cached_tokens={tally.cached_tokens} completion_tokens={tally.completion_tokens}",
+                f"finish={','.join(tally.finishes) or 'none'}",
+            ]
             if tally.first_token_seconds is not None:
                 words.append(f"first_token_s={tally.first_token_seconds:.3f}")
         if record.error:
             words.append(f"error={record.error!r}")
-        level = logging.DEBUG if scope["path"] in _QUIET and status == 200 else logging.INFO
+        level = logging.DEBUG if scope["path"] in _QUIET and status in (200, 503) else logging.INFO
         _log.log(level, "%s", " ".join(words))
 
 

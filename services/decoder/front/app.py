@@ -40,5 +40,7 @@ def build_app(
     app.add_middleware(BodyLimit, max_bytes=max_body_bytes)
     app.add_middleware(BearerAuth, keys=api_keys)
     app.add_middleware(Access, metrics=front.metrics)
-    app.openapi = schema_maker(app, keys_wanted=bool(api_keys))  # type: ignore[method-assign]  # FastAPI's documented way
+    app.openapi = schema_maker(  # type: ignore[method-assign]  # FastAPI's documented way
+        app, model=front.model, keys_wanted=bool(api_keys)
+    )
     return app

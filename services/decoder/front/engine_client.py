@@ -10,13 +10,17 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import grpc
 from hotset.v1 import engine_pb2
-from hotset.v1.engine_pb2_grpc import EngineAsyncStub, EngineStub
+from hotset.v1.engine_pb2_grpc import EngineStub
 
 from services.contract.channel import CLIENT_OPTIONS
 from services.contract.errors import Unavailable, from_rpc_error
+
+if TYPE_CHECKING:
+    from hotset.v1.engine_pb2_grpc import EngineAsyncStub  # exists in the stub's types only
 
 SUBMIT_SECONDS = 30.0
 ABORT_SECONDS = 10.0

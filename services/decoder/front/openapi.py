@@ -62,11 +62,12 @@ def plain_text(description: str) -> Responses:
     }
 
 
-def schema_maker(app: FastAPI, *, keys_wanted: bool) -> Callable[[], dict[str, Any]]:
+def schema_maker(app: FastAPI, *, model: str, keys_wanted: bool) -> Callable[[], dict[str, Any]]:
     """What is to take the place of `app.openapi`.
 
     Args:
         app: with all its routes.
+        model: the one name that requests may give.
         keys_wanted: whether routes that are not open need a bearer key.
     """
     make = app.openapi
@@ -74,13 +75,13 @@ def schema_maker(app: FastAPI, *, keys_wanted: bool) -> Callable[[], dict[str, A
 
     def openapi() -> dict[str, Any]:
         if not made:
-            made.append(_corrected(make(), keys_wanted=keys_wanted))
+            made.append(_corrected(make(), model, keys_wanted=keys_wanted))
         return made[0]
 
     return openapi
 
 
-def _corrected(schema: dict[str, Any], *, keys_wanted: bool) -> dict[str, Any]:
+def _corrected(schema: dict[str, Any], model: str, *, keys_wanted: bool) -> dict[str, Any]:
     if keys_wanted:
         schemes = schema.setdefault("components", {}).setdefault("securitySchemes", {})
         schemes["bearer"] = {"type": "http", "scheme": "bearer"}
@@ -92,4 +93,8 @@ def _corrected(schema: dict[str, Any], *, keys_wanted: bool) -> dict[str, Any]:
                 operation["security"] = [{"bearer": []}]
     for name in ("HTTPValidationError", "ValidationError"):
         schema.get("components", {}).get("schemas", {}).pop(name, None)
+    for body in ("ChatRequest", "CompletionRequest"):
+        schema["components"]["schemas"][body]["properties"]["model"]["enum"] = [model]
+    for body in ("TokenizeRequest", "DetokenizeRequest"):
+        schema["components"]["schemas"][body]["properties"]["model"]["enum"] = [model, None]
     return schema

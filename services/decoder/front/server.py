@@ -108,6 +108,7 @@ class _Life:
                 app,
                 lifespan="off",
                 log_config=None,
+                log_level="warning",
                 access_log=False,
                 server_header=False,
                 timeout_keep_alive=75,

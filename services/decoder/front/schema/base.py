@@ -8,13 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, GetJsonSchemaHandler, model_validator
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema
+from pydantic_core import CoreSchema, PydanticCustomError
 
 from services.decoder.front.schema.problems import complaint
+
+
+def _whole_characters(text: str) -> str:
+    """Refuse half a surrogate pair, which JSON can spell and UTF-8 cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise PydanticCustomError(
+            "not_unicode", "half a surrogate pair at character {at} is not valid Unicode", {"at": error.start}
+        ) from error
+    return text
+
+
+Text = Annotated[str, AfterValidator(_whole_characters)]
+"""Text as clients send it; every string field is one."""
 
 
 @dataclass(frozen=True)

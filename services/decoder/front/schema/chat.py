@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import FailFast, Field, model_validator
+from pydantic import Field, model_validator
 
-from services.decoder.front.schema.base import RequestBody, Unserved
+from services.decoder.front.schema.base import RequestBody, Text, Unserved
 from services.decoder.front.schema.problems import complaint
 from services.decoder.front.schema.sampling_fields import SamplingFields
 
@@ -20,7 +20,7 @@ class TextPart(RequestBody):
     """A piece of a message's text."""
 
     type: Literal["text"]
-    text: str
+    text: Text
 
     @model_validator(mode="before")
     @classmethod
@@ -39,8 +39,8 @@ class Message(RequestBody):
     role: Literal["system", "developer", "user", "assistant"] = Field(
         description="developer means the same as system"
     )
-    content: str | Annotated[list[TextPart], Field(max_length=MAX_MESSAGES), FailFast()]
-    name: str | None = Field(None, description="handed to the model's template, which may not use it")
+    content: Text | Annotated[list[TextPart], Field(max_length=MAX_MESSAGES, fail_fast=True)]
+    name: Text | None = Field(None, description="handed to the model's template, which may not use it")
 
     unserved: ClassVar = {
         "tool_calls": Unserved(([],), _NO_TOOLS),
@@ -67,7 +67,7 @@ class Message(RequestBody):
 class ChatRequest(SamplingFields):
     """What /v1/chat/completions takes."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES), FailFast()]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     logprobs: bool | None = Field(None, description="report the log probability of each token")
     top_logprobs: int | None = Field(
         None, ge=0, le=MAX_TOP_LOGPROBS, description="and of this many most likely ones; needs logprobs"
@@ -91,9 +91,9 @@ class ChatRequest(SamplingFields):
         "service_tier": Unserved(("auto", "default")),
     }
     # Names of end users and hints to OpenAI's own caches: nothing here depends on them.
-    safety_identifier: str | None = Field(None, description="ignored")
-    prompt_cache_key: str | None = Field(None, description="ignored; see cache_salt")
-    prompt_cache_retention: str | None = Field(None, description="ignored")
+    safety_identifier: Text | None = Field(None, description="ignored")
+    prompt_cache_key: Text | None = Field(None, description="ignored; see cache_salt")
+    prompt_cache_retention: Text | None = Field(None, description="ignored")
 
     @model_validator(mode="after")
     def _chat_agrees(self) -> Self:

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Self
 
-from pydantic import FailFast, Field, model_validator
+from pydantic import Field, model_validator
 
-from services.decoder.front.schema.base import Unserved
+from services.decoder.front.schema.base import Text, Unserved
 from services.decoder.front.schema.problems import complaint
 from services.decoder.front.schema.sampling_fields import MAX_CHOICES, SamplingFields, TokenId
 
 MAX_TOP_LOGPROBS = 20
 
-_Texts = Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICES), FailFast()]
-_Tokens = Annotated[list[TokenId], Field(min_length=1), FailFast()]
-_ManyTokens = Annotated[list[_Tokens], Field(min_length=1, max_length=MAX_CHOICES), FailFast()]
+_Texts = Annotated[list[Text], Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True)]
+_Tokens = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
+_ManyTokens = Annotated[list[_Tokens], Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True)]
 
 
 class CompletionRequest(SamplingFields):
     """What /v1/completions takes."""
 
-    prompt: str | _Texts | _Tokens | _ManyTokens = Field(
+    prompt: Text | _Texts | _Tokens | _ManyTokens = Field(
         description="text, several texts, token ids, or several lists of them; answers come in this order"
     )
     echo: bool | None = Field(None, description="begin each answer with its prompt")

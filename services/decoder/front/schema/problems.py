@@ -32,12 +32,13 @@ def complaint(field: str, reason: str, *, unsupported: bool = False) -> Pydantic
 
 
 def first_problem(errors: Sequence[Mapping[str, Any]]) -> BadRequest:
-    """The first complaint; a union's branches are told together, since each has its own.
+    """The first field's complaint: of a union's branches, each of which has its own, those that got furthest.
 
     Args:
         errors: as `RequestValidationError.errors()` gives them, at least one.
     """
-    first = errors[0]
+    field = errors[0]["loc"][:2]
+    first = max((error for error in errors if error["loc"][:2] == field), key=_depth)
     unknown = first["type"] == _UNKNOWN
     param = _param(first["loc"], last_is_field=unknown)
     if first["type"] == "json_invalid":
@@ -50,14 +51,16 @@ def first_problem(errors: Sequence[Mapping[str, Any]]) -> BadRequest:
             param=param,
             code="unknown_parameter",
         )
-    if field := (first.get("ctx") or {}).get("field"):
-        param = f"{param}.{field}" if param else str(field)
+    if name := (first.get("ctx") or {}).get("field"):
+        param = f"{param}.{name}" if param else str(name)
         return BadRequest(f"{param}: {first['msg']}", param=param, code=_code(first))
     if not param:
         return BadRequest("the body must be a JSON object with the fields of this route", code=_code(first))
-    same_field = [error for error in errors if _param(error["loc"]) == param]
-    told = list(dict.fromkeys(str(error["msg"]).removeprefix("Value error, ") for error in same_field))
-    return BadRequest(f"{param}: {'; or '.join(told[:4])}", param=param, code=_code(first))
+    branches = [error for error in errors if _param(error["loc"]) == param]
+    # A branch whose type fits says what is wrong; that the others' types do not fit is no news.
+    branches = [error for error in branches if _code(error) != "invalid_type"] or branches
+    told = list(dict.fromkeys(str(error["msg"]) for error in branches))
+    return BadRequest(f"{param}: {'; or '.join(told[:4])}", param=param, code=_code(branches[0]))
 
 
 def _param(location: Sequence[str | int], *, last_is_field: bool = False) -> str:
@@ -68,6 +71,10 @@ def _param(location: Sequence[str | int], *, last_is_field: bool = False) -> str
         elif (last_is_field and place == len(location)) or not _BRANCH.search(part):
             text += f".{part}" if text else part
     return text[:200]
+
+
+def _depth(error: Mapping[str, Any]) -> int:
+    return len(re.findall(r"[\[.]", _param(error["loc"])))
 
 
 def _code(error: Mapping[str, Any]) -> RequestCode:

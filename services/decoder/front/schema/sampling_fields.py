@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Self
 
-from pydantic import FailFast, Field, model_validator
+from pydantic import Field, model_validator
 
-from services.decoder.front.schema.base import RequestBody
+from services.decoder.front.schema.base import RequestBody, Text
 from services.decoder.front.schema.problems import complaint
 
 MAX_CHOICES = 128
@@ -17,7 +17,7 @@ MAX_STOP_TOKEN_IDS = 256
 MAX_BIASED_TOKENS = 4096
 
 TokenId = Annotated[int, Field(ge=0, lt=2**32)]
-StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
+StopText = Annotated[Text, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 
 
 class StreamOptions(RequestBody):
@@ -30,7 +30,7 @@ class StreamOptions(RequestBody):
 class SamplingFields(RequestBody):
     """Sampling, length and ends. Null means the default everywhere."""
 
-    model: str = Field(min_length=1, max_length=1024, description="as /v1/models lists it")
+    model: Text = Field(min_length=1, max_length=1024, description="as /v1/models lists it")
     temperature: float | None = Field(None, ge=0, le=2, description="0 = greedy; default 1")
     top_p: float | None = Field(None, gt=0, le=1, description="default 1 = off")
     top_k: int | None = Field(None, ge=-1, lt=2**31, description="most likely tokens kept; -1 or 0 = off")
@@ -51,7 +51,7 @@ class SamplingFields(RequestBody):
         ]
         | None
     ) = Field(None, description="token id, as text -> added to its logit")
-    stop: StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS), FailFast()] | None = Field(
+    stop: StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS, fail_fast=True)] | None = Field(
         None, description="texts that end the answer; they are not part of it"
     )
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = Field(
@@ -65,12 +65,12 @@ class SamplingFields(RequestBody):
     n: int | None = Field(None, ge=1, le=MAX_CHOICES, description="answers to each prompt; default 1")
     stream: bool | None = Field(None, description="send server-sent events as tokens come")
     stream_options: StreamOptions | None = None
-    cache_salt: str | None = Field(
+    cache_salt: Text | None = Field(
         None, min_length=1, max_length=256, description="prompts share cached prefixes only within a salt"
     )
     priority: int | None = Field(None, ge=-(2**31), lt=2**31, description="lower runs earlier; default 0")
-    user: str | None = Field(None, description="ignored")
-    metadata: dict[str, str] | None = Field(None, description="ignored")
+    user: Text | None = Field(None, description="ignored")
+    metadata: dict[Text, Text] | None = Field(None, description="ignored")
 
     @model_validator(mode="after")
     def _agree(self) -> Self:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Self
 
-from pydantic import BaseModel, FailFast, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
-from services.decoder.front.schema.base import RequestBody
+from services.decoder.front.schema.base import RequestBody, Text
 from services.decoder.front.schema.chat import MAX_MESSAGES, Message
 from services.decoder.front.schema.problems import complaint
 from services.decoder.front.schema.sampling_fields import TokenId
@@ -15,9 +15,11 @@ from services.decoder.front.schema.sampling_fields import TokenId
 class TokenizeRequest(RequestBody):
     """A text, or a conversation that the chat template is applied to first."""
 
-    model: str | None = Field(None, description="as /v1/models lists it; may be left out")
-    prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES), FailFast()] | None = None
+    model: Text | None = Field(None, description="as /v1/models lists it; may be left out")
+    prompt: Text | None = None
+    messages: (
+        Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)] | None
+    ) = None
     add_special_tokens: bool | None = Field(
         None,
         description="let the tokenizer add its own begin token; default true for prompt, false for messages",
@@ -39,14 +41,14 @@ class TokenizeAnswer(BaseModel):
         description="longest prompt + answer, tokens; null until the engine is up"
     )
     tokens: list[int]
-    token_strs: list[str] | None = None
+    token_strs: list[Text] | None = None
 
 
 class DetokenizeRequest(RequestBody):
     """Token ids."""
 
-    model: str | None = Field(None, description="as /v1/models lists it; may be left out")
-    tokens: Annotated[list[TokenId], FailFast()]
+    model: Text | None = Field(None, description="as /v1/models lists it; may be left out")
+    tokens: Annotated[list[TokenId], Field(fail_fast=True)]
 
 
 class DetokenizeAnswer(BaseModel):
