@@ -21,15 +21,17 @@ from services.decoder.settings import DecoderSettings
 from tests.decoder.recording import Recording
 
 ARENA_BYTES = 2 * 2**30
+SHORT = (700, 900, 333)
 LENGTHS = (1500, 700, 2100, 333, 1024, 16, 1777, 900)
 
 
 def settings(model: Path, **changes: object) -> DecoderSettings:
-    """A hot buffer one block larger than the budget, so that every change of mind is a miss."""
+    """Small blocks and a hot buffer one block larger than the budget: over 20% of the choices miss."""
     base: dict[str, object] = {
         "model": model,
-        "budget_tokens": 128,
-        "hot_tokens": 144,
+        "block_tokens": 2,
+        "budget_tokens": 64,
+        "hot_tokens": 66,
         "max_step_tokens": 768,
     }
     return DecoderSettings.model_validate(base | changes)
@@ -77,17 +79,17 @@ def check_tiered_is_full(
 
 @pytest.mark.parametrize("sharing", ["kv_head", "layer"])
 def test_tiered_equals_full(model_fp32: CausalLM, default_model: Path, sharing: str) -> None:
-    check_tiered_is_full(model_fp32, default_model, LENGTHS[:3], 40, quest_sharing=sharing)
+    check_tiered_is_full(model_fp32, default_model, SHORT, 20, quest_sharing=sharing)
 
 
 def test_tiered_equals_full_in_bf16(model_bf16: CausalLM, default_model: Path) -> None:
-    check_tiered_is_full(model_bf16, default_model, LENGTHS[:2], 40)
+    check_tiered_is_full(model_bf16, default_model, SHORT, 20)
 
 
 def test_exempt_layers_stay_resident(model_fp32: CausalLM, default_model: Path) -> None:
     """Dense first layers fetch each block once at most; the others go on missing."""
     engine = OfflineEngine(settings(default_model, dense_layers=2), ARENA_BYTES, model_fp32)
-    sequences = requests(default_model, (900,), 30)
+    sequences = requests(default_model, (500,), 20)
     engine.generate(sequences)
     misses = engine.counters()[:, Counter.MISSES]
     blocks = (900 + 30) // 4 + 1
@@ -97,7 +99,7 @@ def test_exempt_layers_stay_resident(model_fp32: CausalLM, default_model: Path) 
     full = OfflineEngine(
         settings(default_model, kv_mode="full", hot_tokens=0, dense_layers=2), ARENA_BYTES, model_fp32
     )
-    same = requests(default_model, (900,), 30)
+    same = requests(default_model, (500,), 20)
     full.generate(same)
     assert answers(sequences) == answers(same)
 
@@ -110,7 +112,7 @@ def test_tiered_equals_full_over_300_tokens(model_fp32: CausalLM, default_model:
 
 
 def test_alone_equals_in_a_batch(model_fp32: CausalLM, default_model: Path) -> None:
-    lengths, tokens = (900, 333, 500), 24
+    lengths, tokens = SHORT, 16
     engine = OfflineEngine(settings(default_model), ARENA_BYTES, model_fp32)
     together = requests(default_model, lengths, tokens)
     engine.generate(together)
