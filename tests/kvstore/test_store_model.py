@@ -55,8 +55,10 @@ class StoreMachine(RuleBasedStateMachine):
         self.seen: dict[int, int] = {}  # page -> greatest generation handed out
 
     def teardown(self) -> None:
-        self.world.end()
-        shutil.rmtree(self.directory)
+        try:
+            self.world.end()
+        finally:
+            shutil.rmtree(self.directory)
 
     @property
     def free(self) -> int:

@@ -1,0 +1,196 @@
+"""What a client may send wrong, over a real wire: the right status each, and the store as it was."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from hotset.v1 import kvstore_pb2 as pb
+from hotset.v1 import kvstore_pb2_grpc as rpc
+
+from services.contract.channel import MAX_MESSAGE_BYTES
+from services.contract.errors import (
+    HotsetError,
+    InvalidRequest,
+    NoRoom,
+    NotFound,
+    SetupError,
+    StaleReference,
+    StateConflict,
+)
+from tests.kvstore.process import Client, KvStore, error_of, eventually
+from tests.kvstore.world import PAGE_COUNT
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KvStore]:
+    directory = Path(tempfile.mkdtemp(prefix="hotset-test-", dir="/dev/shm"))
+    with KvStore(directory / "arena", logs=tmp_path_factory.mktemp("logs")) as made:
+        yield made.ready()
+    shutil.rmtree(directory)
+
+
+@pytest.fixture
+def client(store: KvStore) -> Iterator[Client]:
+    with Client(store, "engine-0", f"{random.getrandbits(128):032x}", mapped=True) as made:
+        made.attach()
+        yield made
+        made.detach()
+
+
+def attach_with(change: Callable[[pb.AttachRequest], object]) -> Callable[[Client], object]:
+    def call(client: Client) -> object:
+        request = client.request()
+        request.client_name, request.kind = "other", pb.CLIENT_KIND_REMOTE
+        request.session_token = f"{1:032x}"
+        change(request)
+        return client.store.stub.Attach(request, timeout=10)
+
+    return call
+
+
+def huge_layers(request: pb.AttachRequest) -> None:
+    for layer in request.planes[0].layers:
+        layer.groups = layer.entries = 2**32 - 1
+        layer.entry_bytes = 2**32 - 16
+
+
+ATTACHES: dict[str, tuple[Callable[[pb.AttachRequest], object], type[HotsetError]]] = {
+    "no kind": (lambda r: r.ClearField("kind"), InvalidRequest),
+    "an unknown kind": (lambda r: r.MergeFromString(b"\x10\x63"), InvalidRequest),
+    "no name": (lambda r: r.ClearField("client_name"), InvalidRequest),
+    "a token that is a path": (lambda r: setattr(r, "session_token", "../" * 10 + "ab"), InvalidRequest),
+    "no planes": (lambda r: r.ClearField("planes"), InvalidRequest),
+    "an unknown plane": (lambda r: setattr(r.planes[0], "name", "weights"), InvalidRequest),
+    "17 bytes an entry": (lambda r: setattr(r.planes[0].layers[0], "entry_bytes", 17), InvalidRequest),
+    "a short fingerprint": (lambda r: setattr(r, "model_fingerprint", b"x"), InvalidRequest),
+    "pages of no tokens": (lambda r: r.ClearField("page_tokens"), InvalidRequest),
+    "another model": (lambda r: setattr(r, "model_fingerprint", b"x" * 32), StateConflict),
+    "another page size": (lambda r: setattr(r, "page_tokens", 128), StateConflict),
+    "one layer less": (lambda r: r.planes[0].layers.pop(), StateConflict),
+    "pages larger than the world": (huge_layers, StateConflict),
+    "a mapped client without its lock": (lambda r: setattr(r, "kind", pb.CLIENT_KIND_MAPPED), StateConflict),
+    "a page it never had": (lambda r: r.held_pages.add(page=0, generation=10**9), StaleReference),
+    "a page that is not there": (lambda r: r.held_pages.add(page=PAGE_COUNT), InvalidRequest),
+}
+
+
+@pytest.mark.parametrize(("change", "kind"), ATTACHES.values(), ids=ATTACHES)
+def test_attaches(
+    client: Client, change: Callable[[pb.AttachRequest], object], kind: type[HotsetError]
+) -> None:
+    assert type(error_of(lambda: attach_with(change)(client))) is kind
+    assert client.store.stats().sessions == 1
+
+
+UPDATES: dict[str, tuple[Callable[[Client, pb.PageRef], object], type[HotsetError]]] = {
+    "a stale page": (
+        lambda c, p: c.update(1, releases=[pb.PageRef(page=p.page, generation=p.generation - 1)]),
+        StaleReference,
+    ),
+    "a page that is not there": (
+        lambda c, p: c.update(1, releases=[p, pb.PageRef(page=2**32 - 1)]),
+        InvalidRequest,
+    ),
+    "a page twice": (lambda c, p: c.update(1, releases=[p, p]), StateConflict),
+    "an empty reference": (lambda c, p: c.update(1, releases=[pb.PageRef()]), StaleReference),
+    "a seal of nothing": (lambda c, p: c.update(1, seals=[pb.Seal()]), StaleReference),
+    "a seal without a hash": (lambda c, p: c.update(1, seals=[pb.Seal(page=p)]), InvalidRequest),
+    "a seal with its own parent": (
+        lambda c, p: c.update(1, seals=[pb.Seal(page=p, page_hash=bytes(16), parent=p)]),
+        StateConflict,
+    ),
+    "an empty request": (lambda c, p: c.store.stub.Update(pb.UpdateRequest()), NotFound),
+    "an old epoch": (
+        lambda c, p: c.store.stub.Update(
+            pb.UpdateRequest(session_id=c.session.session_id, epoch=c.session.epoch - 1, sequence=2)
+        ),
+        StaleReference,
+    ),
+    "a skipped number": (
+        lambda c, p: c.store.stub.Update(
+            pb.UpdateRequest(session_id=c.session.session_id, epoch=c.session.epoch, sequence=9)
+        ),
+        StateConflict,
+    ),
+    "a message past the limit": (
+        lambda c, p: c.update(seals=[pb.Seal(page=p, page_hash=bytes(MAX_MESSAGE_BYTES + 1))]),
+        NoRoom,
+    ),
+    "a hash of a megabyte": (
+        lambda c, p: c.update(seals=[pb.Seal(page=p, page_hash=bytes(2**20))]),
+        InvalidRequest,
+    ),
+}
+
+
+@pytest.mark.parametrize(("call", "kind"), UPDATES.values(), ids=UPDATES)
+def test_updates(
+    client: Client, call: Callable[[Client, pb.PageRef], object], kind: type[HotsetError]
+) -> None:
+    page = client.update(1).pages[0]
+    client.update(releases=[page])  # so that page 0, generation 0 is surely stale
+    page = client.update(1).pages[0]
+    with grpc.insecure_channel(client.store.grpc) as unlimited:
+        client.store.stub, limited = rpc.KvStoreStub(unlimited), client.store.stub
+        error = error_of(lambda: call(client, page))
+        client.store.stub = limited
+    assert type(error) is kind
+    assert client.store.stats().open_pages == 1
+    assert client.update(1, releases=[page]).free_pages == PAGE_COUNT - 1
+
+
+def test_no_page_fits(store: KvStore) -> None:
+    lone = Client(store, "lone", f"{2:032x}", mapped=False)
+    assert store.stats().sessions == 0
+    assert type(error_of(lambda: attach_with(huge_layers)(lone))) is SetupError
+    assert store.stats().total_pages in (0, PAGE_COUNT)
+
+
+@pytest.mark.parametrize("method", ["Attach", "Match", "Update", "Heartbeat", "Detach", "Stats", "Drain"])
+def test_bytes_that_are_no_message(store: KvStore, method: str) -> None:
+    call = store.channel.unary_unary(f"/hotset.v1.KvStore/{method}", bytes, bytes)
+    with pytest.raises(grpc.RpcError) as caught:
+        call(b"\xff" * 100, timeout=10)
+    # gRPC answers these itself, before any of ours runs.
+    assert isinstance(caught.value, grpc.Call)
+    assert caught.value.code() in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
+    assert not store.stats().draining
+
+
+def test_a_large_update_in_time(client: Client) -> None:
+    """A million references in one call, none of them the client's, are refused at the first one."""
+    releases = [pb.PageRef(page=2**31, generation=1)] * 1_000_000
+    assert type(error_of(lambda: client.update(releases=releases))) is InvalidRequest
+
+
+def test_metrics_count_what_happened(client: Client) -> None:
+    store = client.store
+    before = store.metrics()
+    page, sealed = client.update(2).pages
+    client.update(seals=[pb.Seal(page=sealed, page_hash=bytes(16))])
+    client.update(PAGE_COUNT)
+    error_of(lambda: client.update(releases=[pb.PageRef(page=2**31)]))
+    eventually(lambda: store.metric("hotset_store_pages", state="sealed") == 1)
+    after = store.metrics()
+
+    def grown(name: str, **labels: str) -> float:
+        key = (name, frozenset(labels.items()))
+        return after[key] - before.get(key, 0.0)
+
+    assert grown("hotset_store_pages_allocated_total") == 2
+    assert grown("hotset_store_pages_sealed_total") == 1
+    assert grown("hotset_store_pages_refused_total") == PAGE_COUNT
+    assert grown("hotset_store_rpc_seconds_count", method="Update") == 4
+    assert grown("hotset_store_rpc_errors_total", method="Update", status="INVALID_ARGUMENT") == 1
+    assert after["hotset_store_pages", frozenset({("state", "open")})] == 1
+    assert after["hotset_store_pages", frozenset({("state", "free")})] == PAGE_COUNT - 2
+    assert after["hotset_store_sessions", frozenset({("kind", "mapped")})] == 1
+    assert all(name.startswith("hotset_store_") for name, _ in after)
+    client.update(releases=[page, sealed])
+    eventually(lambda: store.metric("hotset_store_pages", state="free") == PAGE_COUNT)
