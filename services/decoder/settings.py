@@ -1,6 +1,7 @@
-"""What an operator may say to the decoder, front and engine alike. Sizes derived from it: engine/memory_plan.py.
+"""What an operator may say to the decoder, front and engine alike.
 
-Knows no torch and reads nothing but flags, environment and the file.
+Sizes derived from it: engine/memory_plan.py. Knows no torch, and reads nothing but flags, environment and
+the file.
 """
 
 from __future__ import annotations
@@ -82,8 +83,11 @@ class DecoderSettings(ServiceSettings):
                 "hot_tokens must be 0 or a multiple of block_tokens of at least "
                 f"budget_tokens + block_tokens = {least}"
             )
-        if self.max_step_tokens <= self.max_rows:
-            raise ValueError("max_step_tokens must exceed max_rows, or prefill would never run beside decode")
+        if self.max_step_tokens < self.max_rows + self.block_tokens:
+            raise ValueError(
+                "max_step_tokens must be at least max_rows + block_tokens = "
+                f"{self.max_rows + self.block_tokens}, or prefill would never run beside decode"
+            )
         return self
 
     @property

@@ -12,7 +12,7 @@ from __future__ import annotations
 from bisect import insort
 from dataclasses import dataclass
 
-from services.contract.errors import InvalidRequest, NoRoom
+from services.contract.errors import InvalidRequest, NoRoom, Unavailable
 from services.decoder.engine.host_pages import HostPage, HostPages
 from services.decoder.engine.sequence import Finish, SampledToken, Sequence
 from services.decoder.engine.step_plan import Chunk, NewPages, StepPlan
@@ -50,12 +50,16 @@ class Scheduler:
         """Queue the choices of one request, all or none.
 
         Raises:
-            InvalidRequest: one can never run; the message states the limit and the need.
+            InvalidRequest: one can never run, or so many can never wait; the message states the limit and
+                the need.
             NoRoom: the queue is full.
         """
         for sequence in sequences:
             self._check_possible(sequence)
-        if len(self.waiting) + len(sequences) > self.limits.max_waiting + self._idle_rows():
+        most = self.limits.max_waiting + self.limits.max_rows
+        if len(sequences) > most:
+            raise InvalidRequest(f"{len(sequences)} choices were asked for; this server takes at most {most}")
+        if len(self.waiting) + len(sequences) > self.limits.max_waiting + len(self._free_rows):
             raise NoRoom(f"{len(self.waiting)} choices are waiting already; try again later")
         for sequence in sequences:
             sequence.arrival = self._arrivals
@@ -83,21 +87,19 @@ class Scheduler:
         """Decide the next step and take the pages that it needs, in one exchange with the store.
 
         Raises:
-            Unavailable: the store is out of reach; nothing changed, and the call may be repeated.
+            Unavailable: the store is out of reach, or another of its clients was quicker. Nothing was
+                computed, and the call may be repeated.
         """
-        while True:
-            chunks, decodes = self._choose()
-            needs = [
-                (sequence, self._lacking(sequence, end)) for sequence, end in self._ends(chunks, decodes)
-            ]
-            want = sum(count for _, count in needs)
-            pages: list[HostPage] | None = []
-            if want or self._given_up:
-                pages = self._host.exchange(self._given_up, want)
-                self._given_up = []
-            if pages is not None:
-                return self._commit(chunks, decodes, needs, pages)
-            # Another client of the store was quicker; the count of free pages is now up to date.
+        chunks, decodes = self._choose()
+        needs = [(sequence, self._lacking(sequence, end)) for sequence, end in self._ends(chunks, decodes)]
+        want = sum(count for _, count in needs)
+        pages: list[HostPage] | None = []
+        if want or self._given_up:
+            pages = self._host.exchange(self._given_up, want)
+            self._given_up = []
+        if pages is None:
+            raise Unavailable("another client of the store took the pages first")
+        return self._commit(chunks, decodes, needs, pages)
 
     def apply(
         self, plan: StepPlan, sampled: dict[int, SampledToken]
@@ -165,9 +167,6 @@ class Scheduler:
                 f"for {need} tokens; this server holds {most} for one choice"
             )
 
-    def _idle_rows(self) -> int:
-        return len(self._free_rows)
-
     def _pages_for(self, tokens: int) -> int:
         return -(-tokens // self.limits.page_tokens)
 
@@ -183,8 +182,10 @@ class Scheduler:
 
     @staticmethod
     def _admission_tokens(sequence: Sequence) -> int:
-        """A sequence starts with room for all it must compute before its first new token, and for that."""
-        return len(sequence.prompt) + len(sequence.known) + 1
+        """A sequence starts with room for all it must compute before its first new token, and for that
+        one if there is to be any: never more than `_check_possible` counted.
+        """
+        return len(sequence.prompt) + min(len(sequence.known) + 1, sequence.max_tokens)
 
     def _admission_pages(self, sequence: Sequence) -> int:
         return self._lacking(sequence, self._admission_tokens(sequence))

@@ -1,0 +1,100 @@
+"""A model without tensors: the next token is a hash of all tokens before it. Pure Python.
+
+It keeps what a real runner's memory would hold - which token each page was computed with - so that a token
+fed at a wrong position, into a wrong page, or read from a page of another shows at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from services.decoder.engine.scheduler import Limits
+from services.decoder.engine.sequence import SampledToken, Sequence
+from services.decoder.engine.step_plan import StepPlan
+
+VOCAB = 50
+
+
+def next_token(history: list[int], seed: int = 0) -> int:
+    """What the model says after `history`; `seed` stands for the draw."""
+    digest = hashlib.blake2b(repr((history, seed)).encode(), digest_size=4).digest()
+    return int.from_bytes(digest) % VOCAB
+
+
+def answer(prompt: list[int], seed: int, max_tokens: int, stop: frozenset[int], least: int) -> list[int]:
+    """The whole answer of one sequence, alone in the world."""
+    tokens: list[int] = []
+    while len(tokens) < max_tokens:
+        tokens.append(next_token(prompt + tokens, seed))
+        if tokens[-1] in stop and len(tokens) > least:
+            break
+    return tokens
+
+
+class FakeRunner:
+    """Carries plans out and checks each against the rules that the real one relies on."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.tables: dict[int, list[tuple[int, int]]] = {}  # row -> (host page, device page)
+        self.host: dict[int, dict[int, int]] = {}  # host page -> place in it -> token
+        self.device: dict[int, dict[int, int]] = {}
+
+    def run(self, plan: StepPlan) -> dict[int, SampledToken]:
+        """As engine/runner.py's, with lists for tensors."""
+        assert plan.tokens <= self.limits.max_step_tokens
+        for row in plan.left_rows:
+            self.tables.pop(row, None)
+        for row, first, host_pages, device_pages in plan.new_pages:
+            table = self.tables.setdefault(row, [])
+            assert len(table) == first, "pages do not join where the row's end is"
+            assert len(host_pages) == len(device_pages) > 0
+            table += zip(host_pages, device_pages, strict=True)
+        for column in (0, 1):
+            used = [pages[column] for table in self.tables.values() for pages in table]
+            assert len(set(used)) == len(used), "two rows share a page"
+        busy = [*plan.decodes, *(chunk.sequence for chunk in plan.chunks)]
+        rows = [sequence.row for sequence in busy]
+        assert len(set(rows)) == len(rows)
+        sampled = {}
+        for sequence in plan.decodes:
+            self._feed(sequence, sequence.computed, [sequence.generated[-1]])
+            sampled[self._row(sequence)] = self._sample(sequence)
+        for sequence, start, end in plan.chunks:
+            assert start == sequence.computed
+            assert start % self.limits.block_tokens == 0, "a chunk starts inside a block"
+            assert start < end <= len(sequence.prompt)
+            self._feed(sequence, start, sequence.prompt[start:end])
+            if end == len(sequence.prompt):
+                sampled[self._row(sequence)] = self._sample(sequence)
+        return sampled
+
+    def _feed(self, sequence: Sequence, start: int, tokens: list[int]) -> None:
+        size = self.limits.page_tokens
+        table = self.tables[self._row(sequence)]
+        for at, token in enumerate(tokens, start):
+            assert at // size < len(table), "a token has no page"
+            host, device = table[at // size]
+            for pages, page in ((self.host, host), (self.device, device)):
+                if at % size == 0:
+                    pages[page] = {}
+                assert len(pages[page]) == at % size, "tokens reach a page out of order"
+                pages[page][at % size] = token
+
+    def _sample(self, sequence: Sequence) -> SampledToken:
+        """From what lies in the pages, not from what the sequence says."""
+        expected = sequence.prompt + sequence.generated
+        size = self.limits.page_tokens
+        history: list[int] = []
+        for host, device in self.tables[self._row(sequence)][: -(-len(expected) // size)]:
+            mine = self.host[host]
+            assert mine == self.device[device], "host and device pages disagree"
+            history += [mine[place] for place in range(len(mine))]
+        assert history == expected, "the pages hold other tokens than the sequence"
+        known = sequence.next_known()
+        return SampledToken(next_token(history, sequence.seed) if known is None else known)
+
+    @staticmethod
+    def _row(sequence: Sequence) -> int:
+        assert sequence.row is not None
+        return sequence.row
