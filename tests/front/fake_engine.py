@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 import grpc
 from google.protobuf import json_format
@@ -42,6 +43,7 @@ class Start:
     delay: float = 0.0  # seconds of STARTING
     fail: str = ""  # FAILED with this reason
     exit: int | None = None  # end with this status, with a line on standard error, before listening
+    second_fails: bool = False  # the second life of the engine ends with status 3
     deaf: bool = False  # ignore SIGTERM
     max_model_len: int = 4096
 
@@ -61,7 +63,7 @@ class Orders:
 
 
 class FakeEngine(pb_grpc.EngineServicer):
-    def __init__(self, settings: FakeSettings, start: Start, journal: str | None) -> None:
+    def __init__(self, settings: FakeSettings, start: Start, journal: Path) -> None:
         self._settings = settings
         self._start = start
         self._tokenizer = TextTokenizer.from_directory(settings.model)
@@ -74,9 +76,8 @@ class FakeEngine(pb_grpc.EngineServicer):
         self._tokens = 0
 
     def note(self, what: str, told: object) -> None:
-        if self._journal:
-            with self._lock, open(self._journal, "a") as file:  # noqa: PTH123  # appending, from threads
-                file.write(json.dumps({what: told}) + "\n")
+        with self._lock, self._journal.open("a") as file:
+            file.write(json.dumps({what: told}) + "\n")
 
     def Describe(self, request: pb.DescribeRequest, context: grpc.ServicerContext) -> pb.EngineDescription:
         if time.monotonic() - self._began < self._start.delay:
@@ -242,12 +243,16 @@ def main() -> None:
         print("loading", "error: the pretended model is broken", sep="\n", file=sys.stderr)
         raise SystemExit(start.exit)
     settings = FakeSettings.from_command_line(sys.argv[1:], program="fake_engine")
-    engine = FakeEngine(settings, start, os.environ.get("FAKE_ENGINE_JOURNAL"))
+    journal = Path(os.environ["FAKE_ENGINE_JOURNAL"])
+    lives = journal.read_text().count('"start"') if journal.exists() else 0
+    engine = FakeEngine(settings, start, journal)
+    engine.note("start", {"pid": os.getpid(), **dataclasses.asdict(start)})
+    if start.second_fails and lives == 1:
+        raise SystemExit(3)
     server = grpc.server(ThreadPoolExecutor(16), options=SERVER_OPTIONS, interceptors=[ErrorInterceptor()])
     pb_grpc.add_EngineServicer_to_server(engine, server)
     server.add_insecure_port(f"unix:{settings.engine_socket}")
     server.start()
-    engine.note("start", {"pid": os.getpid(), **dataclasses.asdict(start)})
     print("event=fake_engine_ready", file=sys.stderr)
     asked = threading.Event()
     signal.signal(signal.SIGTERM, (lambda *_: None) if start.deaf else (lambda *_: asked.set()))

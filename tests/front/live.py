@@ -86,9 +86,8 @@ class LiveFront:
         self.process.send_signal(signal.SIGTERM)
         return self.until_exit()
 
-    def client(self, **options: Any) -> openai.OpenAI:
-        options = {"base_url": f"{self.url}/v1", "api_key": "none", "max_retries": 0, "timeout": 30} | options
-        return openai.OpenAI(**options)
+    def client(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=30)
 
     def post(self, path: str, body: Mapping[str, Any], **options: Any) -> httpx.Response:
         return httpx.post(f"{self.url}{path}", json=body, timeout=30, **options)
