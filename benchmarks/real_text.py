@@ -7,9 +7,13 @@ from pydoc_data.topics import topics
 from tokenizers import Tokenizer
 
 
+def real_text() -> str:
+    """All of it, some 110,000 tokens."""
+    return "\n".join(topics[name] for name in sorted(topics))
+
+
 def real_tokens(tokenizer: Tokenizer, count: int, skip: int = 0) -> list[int]:
     """`count` tokens of it, from the `skip`-th on."""
-    text = "\n".join(topics[name] for name in sorted(topics))
-    ids: list[int] = tokenizer.encode(text[: 8 * (skip + count)]).ids
+    ids: list[int] = tokenizer.encode(real_text()[: 8 * (skip + count)]).ids
     assert len(ids) >= skip + count
     return ids[skip : skip + count]

@@ -1,0 +1,128 @@
+"""The quality table, and the default that follows from it.
+
+Knows the result file only; docs/quality.md holds what `markdown` makes of it, between two marks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+DOCUMENT = Path(__file__).resolve().parent.parent.parent / "docs" / "quality.md"
+BEGIN, END = "<!-- written by benchmarks.quality -->\n", "<!-- end -->\n"
+MOST_EXCESS = 0.01  # perplexity over dense's, as a share
+
+Entry = Mapping[str, Any]
+
+
+def perplexity(entry: Entry, context: str | None = None) -> float:
+    """Of one context, or of all decoded tokens (every context has equally many)."""
+    losses = entry["loss"]
+    return math.exp(losses[context] if context else sum(losses.values()) / len(losses))
+
+
+def chosen(result: Mapping[str, Any]) -> Entry:
+    """The smallest budget that costs under 1% of perplexity and loses no needle that dense finds.
+
+    Among equals the one that finds more, then the one of lower perplexity. Exempt layers are left out:
+    they stay resident, which is what a hot buffer is there to avoid.
+
+    Raises:
+        ValueError: no budget is good enough.
+    """
+    dense, *others = result["variants"]
+    good = [
+        entry
+        for entry in others
+        if not entry["dense_layers"]
+        and entry["excess"] < math.log1p(MOST_EXCESS)
+        and _found(entry) >= _found(dense)
+    ]
+    if not good:
+        raise ValueError("no budget keeps both perplexity and recall; measure larger ones")
+    return min(good, key=lambda entry: (entry["budget_tokens"], -_found(entry), entry["excess"]))
+
+
+def markdown(result: Mapping[str, Any]) -> str:
+    """The table and a sentence on its result."""
+    dense = result["variants"][0]
+    contexts, lengths = list(dense["loss"]), list(dense["found"])
+    asked = result["questions_per_length"]
+    head = [
+        "decode attends to",
+        *(f"ppl after {int(context):,}" for context in contexts),
+        "ppl, all",
+        "over dense, %",
+        *(f"found in {int(length):,}" for length in lengths),
+        f"found of {asked * len(lengths)}",
+    ]
+    rows = [
+        [
+            _title(entry),
+            *(f"{perplexity(entry, context):.3f}" for context in contexts),
+            f"{perplexity(entry):.3f}",
+            "" if entry is dense else f"{percent(entry):+.2f} ± {100 * entry['excess_error']:.2f}",
+            *(f"{entry['found'][length]}" for length in lengths),
+            f"{_found(entry)}",
+        ]
+        for entry in result["variants"]
+    ]
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    tokens = result["tokens_per_context"]
+    text = (
+        f"{result['dtype']}; perplexity (ppl) over {tokens:,} decoded tokens a context, {asked} needles a "
+        "length; ± is one standard error."
+    )
+    return f"{table}\n\n{text}\n"
+
+
+def conclusion(result: Mapping[str, Any]) -> str:
+    """Which default follows, and whether the dtype matters."""
+    best = chosen(result)
+    parts = [
+        f"By the rule below the default is `budget_tokens = {best['budget_tokens']}`, "
+        f"`quest_sharing = {best['quest_sharing']}`."
+    ]
+    for check in result["float32_check"]:
+        if check["budget_tokens"]:
+            (same,) = [entry for entry in result["variants"] if entry["name"] == check["name"]]
+            (context,) = check["loss"]
+            dense = result["variants"][0]["loss"][context]
+            parts.append(
+                f"The dtype does not matter: after {int(context):,} tokens, {_title(same)} costs "
+                f"{100 * math.expm1(same['loss'][context] - dense):+.2f} % in {result['dtype']} and "
+                f"{percent(check):+.2f} % in float32."
+            )
+    return "\n".join(parts) + "\n"
+
+
+def between_marks(result: Mapping[str, Any]) -> str:
+    """What docs/quality.md holds between its marks."""
+    return f"{markdown(result)}\n{conclusion(result)}"
+
+
+def write(result: Mapping[str, Any]) -> None:
+    """Put it into docs/quality.md."""
+    text = DOCUMENT.read_text()
+    before, rest = text.split(BEGIN)
+    after = rest.split(END)[1]
+    DOCUMENT.write_text(f"{before}{BEGIN}{between_marks(result)}{END}{after}")
+
+
+def _found(entry: Entry) -> int:
+    return sum(entry["found"].values())
+
+
+def percent(entry: Entry) -> float:
+    """Perplexity over dense's, per cent."""
+    return 100 * math.expm1(entry["excess"])
+
+
+def _title(entry: Entry) -> str:
+    if not entry["budget_tokens"]:
+        return "everything (dense)"
+    exempt = f", first {entry['dense_layers']} layers dense" if entry["dense_layers"] else ""
+    return f"Quest {entry['budget_tokens']:,}, {entry['quest_sharing']}{exempt}"

@@ -1,0 +1,81 @@
+"""The variants that are compared, as hearts over one and the same resident KV.
+
+Knows selectors. Prefill is dense and the same for all of them, and in full mode neither budget nor sharing
+changes what lies on the device; so a variant is no more than another choice of blocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from torch import Tensor
+
+from services.decoder.attention.everything import Everything
+from services.decoder.attention.heart import Heart
+from services.decoder.attention.quest import Quest
+from services.decoder.attention.selector import Selector
+from services.decoder.engine.runner import Runner
+from services.decoder.kv.batch import DecodeBatch, PrefillChunk
+
+Sharing = Literal["kv_head", "layer"]
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """Dense attention (budget 0), or Quest as the settings of the same names describe it."""
+
+    budget_tokens: int = 0
+    quest_sharing: Sharing = "kv_head"
+    dense_layers: int = 0
+
+    @property
+    def name(self) -> str:
+        """As results and the table call it."""
+        if not self.budget_tokens:
+            return "dense"
+        exempt = f", {self.dense_layers} dense layers" if self.dense_layers else ""
+        return f"{self.quest_sharing} {self.budget_tokens}{exempt}"
+
+    def heart(self, runner: Runner) -> Heart:
+        """Over the runner's residence, which must be `full` and laid out per KV head, and its bounds."""
+        shape, bounds = runner.shape, runner.bounds
+        assert shape.groups == shape.kv_heads
+        assert bounds is not None
+        top_k = self.budget_tokens // shape.block_tokens
+
+        def selector(layer: int) -> Selector:
+            if not self.budget_tokens or layer < self.dense_layers:
+                return Everything(shape.groups)
+            if self.quest_sharing == "kv_head":
+                return Quest(shape, bounds.layer(layer), top_k)
+            return _OneChoice(Quest(replace(shape, groups=1), bounds.layer(layer), top_k), shape.groups)
+
+        return Heart(shape, runner.residence, [selector(layer) for layer in range(shape.layers)])
+
+
+class _OneChoice:
+    """One choice for the whole layer, repeated for every KV head."""
+
+    def __init__(self, quest: Quest, groups: int) -> None:
+        self._quest = quest
+        self._groups = groups
+
+    def fill(self, chunk: PrefillChunk, key: Tensor) -> None:
+        self._quest.fill(chunk, key)
+
+    def observe(self, batch: DecodeBatch, key: Tensor) -> None:
+        self._quest.observe(batch, key)
+
+    def select(self, batch: DecodeBatch, query: Tensor) -> Tensor:
+        return self._quest.select(batch, query).expand(-1, self._groups, -1)
+
+
+DENSE = Variant()
+BUDGETS = (256, 512, 1024, 2048)
+ALL = (
+    DENSE,
+    *(Variant(budget, "kv_head") for budget in BUDGETS),
+    *(Variant(budget, "layer") for budget in BUDGETS),
+    *(Variant(budget, "kv_head", dense_layers=2) for budget in (512, 1024)),
+)
