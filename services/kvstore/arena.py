@@ -149,8 +149,15 @@ class Arena:
 
     @property
     def resident_bytes(self) -> int:
-        """Bytes of the file that lie in memory, now."""
-        return self.path.stat().st_blocks * 512
+        """Bytes of the file that lie in memory, now.
+
+        Raises:
+            SetupError: someone removed the file, so that no client can map it any more.
+        """
+        try:
+            return self.path.stat().st_blocks * 512
+        except FileNotFoundError as error:
+            raise SetupError(f"{self.path} was removed while kvstore ran; start it again") from error
 
     def close(self, *, keep: bool) -> None:
         """Let go of the file; remove it, and a directory that a kvstore made, unless `keep`. Idempotent.

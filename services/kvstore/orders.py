@@ -16,6 +16,17 @@ _TOKEN = re.compile(r"[0-9a-f]{32}")
 _NAME = re.compile(r"[A-Za-z0-9._:@/-]{1,128}")
 _FINGERPRINT_BYTES = 32
 _PAGE_TOKENS = range(64, 2**20 + 1)
+_HASH_BYTES = range(16, 33)
+
+
+def check_page_hash(page_hash: bytes) -> None:
+    """Refuse what cannot be a page's hash.
+
+    Raises:
+        InvalidRequest: it does not have 16 to 32 bytes.
+    """
+    if len(page_hash) not in _HASH_BYTES:
+        raise InvalidRequest(f"a page hash has 16 to 32 bytes, not {len(page_hash)}")
 
 
 class ClientKind(Enum):

@@ -21,7 +21,7 @@ import numpy as np
 from services.contract.errors import HotsetError, InvalidRequest, SetupError, StaleReference, StateConflict
 from services.contract.page_header import NO_PAGE, PageState
 from services.kvstore.arena import PageHeaders
-from services.kvstore.orders import PageCounts, PageRef, Seal
+from services.kvstore.orders import PageCounts, PageRef, Seal, check_page_hash
 
 THE_STORE = 0
 """Holds a reopened arena's sealed pages until their clients have claimed them; no session has this number."""
@@ -203,8 +203,7 @@ class PageTable:
             self._check_held(holder, seal.page, released)
             if self._state[seal.page.page] != _OPEN or seal.page.page in sealing:
                 raise StateConflict(f"page {seal.page.page} is sealed already")
-            if not 16 <= len(seal.page_hash) <= 32:
-                raise InvalidRequest(f"a page hash has 16 to 32 bytes, not {len(seal.page_hash)}")
+            check_page_hash(seal.page_hash)
             if seal.parent is not None:
                 self._check_held(holder, seal.parent, released)
                 if self._state[seal.parent.page] != _SEALED and seal.parent.page not in sealing:

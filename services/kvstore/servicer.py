@@ -54,8 +54,8 @@ class KvStoreServicer(rpc.KvStoreServicer):
         )
 
     async def Match(self, request: pb.MatchRequest, context: _Context) -> pb.MatchReply:
-        self._store.match(request.session_id, request.epoch)
-        return pb.MatchReply()
+        pages = self._store.match(request.session_id, request.epoch, request.page_hashes)
+        return pb.MatchReply(pages=_messages(pages))
 
     async def Update(self, request: pb.UpdateRequest, context: _Context) -> pb.UpdateReply:
         order = UpdateOrder(

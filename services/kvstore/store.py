@@ -7,6 +7,7 @@ test): no method waits, none is called from another thread, so there are no lock
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,8 +18,10 @@ from services.kvstore.orders import (
     Attached,
     AttachOrder,
     ClientKind,
+    PageRef,
     Updated,
     UpdateOrder,
+    check_page_hash,
 )
 from services.kvstore.page_space import PageSpace
 from services.kvstore.session_locks import SessionLocks
@@ -140,13 +143,17 @@ class Store:
         session.last_answer = Updated(tuple(pages or ()), shortfall, free)
         return session.last_answer
 
-    def match(self, session_id: int, epoch: int) -> None:
-        """Answer a prefix query: nothing is ever found, because a released page is forgotten.
+    def match(self, session_id: int, epoch: int, page_hashes: Sequence[bytes]) -> tuple[PageRef, ...]:
+        """Pin the longest sealed prefix of a chain: always empty, because a released page is forgotten.
 
         Raises:
             NotFound, StaleReference: the session is over, or of another epoch.
+            InvalidRequest: one of the hashes is none.
         """
         self._speaking(session_id, epoch)
+        for page_hash in page_hashes:
+            check_page_hash(page_hash)
+        return ()
 
     def heartbeat(self, session_id: int, epoch: int) -> int:
         """Renew the lease; its length in ms.

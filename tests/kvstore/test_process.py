@@ -203,6 +203,14 @@ def test_keep_arena(start: Start, shm: Path) -> None:
     assert list(shm.iterdir()) == []
 
 
+def test_an_arena_that_is_removed_ends_the_service_with_a_reason(start: Start) -> None:
+    store = start().ready()
+    store.arena.unlink()
+    assert store.process.wait(10) == 2
+    assert f"error: {store.arena} was removed while kvstore ran; start it again" in store.log
+    assert "Traceback" not in store.log
+
+
 def test_drain_by_call(start: Start) -> None:
     store = start().ready()
     with Client(store, "engine-0", TOKENS[0], mapped=True) as client:

@@ -122,6 +122,14 @@ UPDATES: dict[str, tuple[Callable[[Client, pb.PageRef], object], type[HotsetErro
         lambda c, p: c.update(seals=[pb.Seal(page=p, page_hash=bytes(MAX_MESSAGE_BYTES + 1))]),
         NoRoom,
     ),
+    "a match of an empty hash": (
+        lambda c, p: c.store.stub.Match(
+            pb.MatchRequest(
+                session_id=c.session.session_id, epoch=c.session.epoch, page_hashes=[bytes(16), b""]
+            )
+        ),
+        InvalidRequest,
+    ),
     "a hash of a megabyte": (
         lambda c, p: c.update(seals=[pb.Seal(page=p, page_hash=bytes(2**20))]),
         InvalidRequest,
