@@ -56,7 +56,7 @@ class FakeRunner:
         busy = [*plan.decodes, *(chunk.sequence for chunk in plan.chunks)]
         rows = [sequence.row for sequence in busy]
         assert len(set(rows)) == len(rows)
-        sampled = {}
+        sampled: dict[int, SampledToken] = {}
         for sequence in plan.decodes:
             self._feed(sequence, sequence.computed, [sequence.generated[-1]])
             sampled[self._row(sequence)] = self._sample(sequence)

@@ -424,6 +424,23 @@ def test_a_failed_step_ends_its_sequences_and_frees_everything() -> None:
     rig.finish()
 
 
+def test_a_token_that_could_not_be_chosen_ends_its_sequence_alone() -> None:
+    rig = Rig.make()
+    sick, sound = sequence(name="sick"), sequence(name="sound")
+    rig.submit(sick, sound)
+    plan = rig.scheduler.plan()
+    sampled = rig.runner.run(plan)
+    assert sick.row is not None
+    del sampled[sick.row]
+    news = dict(rig.scheduler.apply(plan, sampled))
+    assert (sick.finish, news[sick]) == (Finish.ERROR, [])
+    assert "not a number" in sick.error
+    rig.seen[sound] += [token.token for token in news[sound]]
+    rig.ended.append(sick)
+    rig.finish()
+    check_answer(rig, sound)
+
+
 def test_long_prompts_go_in_chunks_beside_decodes() -> None:
     """A running answer gets a token in every step while a long prompt is prefilled."""
     rig = Rig.make(max_step_tokens=9)

@@ -36,7 +36,10 @@ class Runner:
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> dict[int, SampledToken]:
-        """Compute the step; the next token by row, for rows whose computed tokens reach their last one."""
+        """Compute the step; the next token by row, for rows whose computed tokens reach their last one.
+
+        A row whose logits are no numbers is left out.
+        """
         for row in plan.left_rows:
             self.residence.leave(row)
         for row, first, host_pages, device_pages in plan.new_pages:
@@ -79,7 +82,7 @@ class Runner:
             return {}
         logits = self.model.logits(hidden[places])
         drawn = sample(logits, sequences)
-        return {_row(sequence): token for sequence, token in zip(sequences, drawn, strict=True)}
+        return {_row(s): token for s, token in zip(sequences, drawn, strict=True) if token is not None}
 
     def _score_prompts(self, plan: StepPlan, hidden: Tensor) -> None:
         """Log probabilities of prompt tokens, for those who asked."""

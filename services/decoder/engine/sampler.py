@@ -14,17 +14,21 @@ from torch import Tensor
 from services.decoder.engine.sequence import SampledToken, Sampling, Sequence
 
 
-def sample(logits: Tensor, sequences: list[Sequence]) -> list[SampledToken]:
+def sample(logits: Tensor, sequences: list[Sequence]) -> list[SampledToken | None]:
     """Draw (or, in a replay, look up) the next token of each sequence.
 
     Args:
         logits: [n, vocab] float32.
         sequences: n of them, in the same order.
+
+    Returns:
+        n tokens; None where the model computed no number to choose by (NaN, infinity).
     """
-    likeliest = logits.argmax(1).tolist()
+    likeliest = logits.argmax(1)  # a NaN counts as the greatest, so that it is found here
+    broken = (~logits.gather(1, likeliest.unsqueeze(1)).isfinite()).squeeze(1).tolist()
     return [
-        _with_logprobs(row, sequence.sampling, _next(row, best, sequence))
-        for row, best, sequence in zip(logits, likeliest, sequences, strict=True)
+        None if bad else _with_logprobs(row, sequence.sampling, _next(row, best, sequence))
+        for row, best, bad, sequence in zip(logits, likeliest.tolist(), broken, sequences, strict=True)
     ]
 
 
@@ -46,7 +50,7 @@ def _next(logits: Tensor, likeliest: int, sequence: Sequence) -> int:
         logits[list(sequence.stop_ids)] = float("-inf")
     if sampling.temperature == 0:
         return int(logits.argmax())
-    return _draw(logits / sampling.temperature, sampling, _uniform(sequence.seed, len(sequence.generated)))
+    return _draw(logits, sampling, _uniform(sequence.seed, len(sequence.generated)))
 
 
 def _penalised(logits: Tensor, sequence: Sequence) -> Tensor:
@@ -68,11 +72,8 @@ def _penalised(logits: Tensor, sequence: Sequence) -> Tensor:
 
 def _draw(logits: Tensor, sampling: Sampling, uniform: float) -> int:
     """Invert the cumulative distribution at `uniform`, likeliest token first; ties in token order."""
-    if sampling.top_k:
-        ordered, token = logits.topk(min(sampling.top_k, logits.shape[0]))
-    else:
-        ordered, token = logits.sort(descending=True, stable=True)
-    weight = ordered.double().softmax(0)
+    ordered, token = _ordered(logits, sampling.top_k)
+    weight = (ordered.double() / sampling.temperature).softmax(0)  # float32 overflows at 1e-38
     kept = torch.ones_like(weight, dtype=torch.bool)
     if sampling.top_p < 1:
         kept &= weight.cumsum(0) - weight < sampling.top_p
@@ -81,6 +82,16 @@ def _draw(logits: Tensor, sampling: Sampling, uniform: float) -> int:
     mass = weight.masked_fill(~kept, 0).cumsum(0)
     place = int(torch.searchsorted(mass, uniform * mass[-1], right=True))
     return int(token[min(place, int(kept.sum()) - 1)])
+
+
+def _ordered(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+    """The `top_k` greatest logits (0 = all) and their tokens, greatest first, ties in token order."""
+    if not 0 < top_k < logits.shape[0]:
+        return logits.sort(descending=True, stable=True)
+    least = logits.topk(top_k).values[-1]  # topk itself takes any of the equal ones at its edge
+    token = (logits >= least).nonzero().squeeze(1)
+    ordered, place = logits[token].sort(descending=True, stable=True)
+    return ordered[:top_k], token[place[:top_k]]
 
 
 def _uniform(seed: int, position: int) -> float:

@@ -108,7 +108,8 @@ class Scheduler:
 
         Args:
             plan: the step that ran.
-            sampled: by row, the token that was drawn (or replayed) for it.
+            sampled: by row, the token that was drawn (or replayed) for it; a sequence that is due one and
+                has none ends with an error.
 
         Returns:
             sequences with tokens that the client has not seen, or that ended.
@@ -119,21 +120,29 @@ class Scheduler:
             sequence.computed += 1
         news = []
         for sequence in [*plan.decodes, *(chunk.sequence for chunk in plan.chunks)]:
+            if sequence.is_prefilling:
+                continue
             assert sequence.row is not None
-            token = sampled.get(sequence.row)
-            fresh = []
-            if token is not None and sequence.max_tokens > 0:
-                sequence.take(token.token)
-                if len(sequence.generated) > sequence.reported:
-                    sequence.reported += 1
-                    fresh.append(token)
-            elif token is not None:
-                sequence.finish = Finish.LENGTH
+            fresh = self._book(sequence, sampled.get(sequence.row))
             if fresh or sequence.finish:
                 news.append((sequence, fresh))
             if sequence.finish:
                 self._retire(sequence)
         return news
+
+    @staticmethod
+    def _book(sequence: Sequence, token: SampledToken | None) -> list[SampledToken]:
+        """Take a token; returns what of it is new to the client."""
+        if token is None:
+            sequence.finish, sequence.error = Finish.ERROR, "the model's output is not a number"
+        elif sequence.max_tokens == 0:
+            sequence.finish = Finish.LENGTH
+        else:
+            sequence.take(token.token)
+            if len(sequence.generated) > sequence.reported:
+                sequence.reported += 1
+                return [token]
+        return []
 
     def fail(self, sequence: Sequence, reason: str) -> None:
         """End one sequence with an error."""
