@@ -31,9 +31,9 @@ class Sizes:
 
     contexts: tuple[int, ...] = (2048, 4096, 7168)  # tokens before the first decoded one
     segments: int = 6
-    targets: int = 64  # tokens decoded a segment and context
+    targets: int = 56  # tokens decoded a segment and context
     haystacks: tuple[int, ...] = (2048, 4096, 5632, 7168)  # tokens
-    seeds: int = 4  # haystacks a length
+    seeds: int = 3  # haystacks a length
     variants: tuple[Variant, ...] = ALL
 
 
