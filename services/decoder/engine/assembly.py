@@ -34,7 +34,9 @@ def assemble(plan: MemoryPlan, model: CausalLM, arena: ArenaMap, device: torch.d
         residence = Tiered(arena, hot, tables)
     else:
         residence = Full(arena, shape, plan.device_pages, device)
-    bounds = BoundsIndex(arena, shape, plan.device_pages, device) if plan.quest_layers else None
+    bounds = None
+    if plan.quest_layers:
+        bounds = BoundsIndex(arena, shape, plan.device_pages, plan.quest_layers, device)
     dense = shape.layers - plan.quest_layers
     selectors: list[Selector] = [
         Quest(shape, bounds.layer(layer), plan.top_k)

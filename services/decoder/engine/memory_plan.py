@@ -85,8 +85,8 @@ class MemoryPlan:
                 f"--max-model-len {asked} exceeds the {arena_tokens} tokens that the arena holds "
                 f"({format_bytes(layout.arena_bytes)}); start kvstore with a larger --arena-bytes"
             )
-        cached = settings.device_cache_tokens or settings.max_rows * longest
-        if cached < longest:
+        cached = settings.device_cache_tokens
+        if cached and cached < longest:
             raise SetupError(
                 f"--device-cache-tokens {cached} is less than one request of {longest} tokens; "
                 "raise it, or lower --max-model-len"
@@ -98,7 +98,7 @@ class MemoryPlan:
             shape=shape,
             layout=layout,
             max_model_len=longest,
-            device_pages=max(shape.pages_for(cached), settings.max_rows * shape.pages_for(1)),
+            device_pages=shape.pages_for(cached) if cached else settings.max_rows * shape.pages_for(longest),
             quest_layers=spec.layers - settings.dense_layers if settings.selector == "quest" else 0,
             weight_bytes=weight_bytes,
         )

@@ -16,22 +16,24 @@ from services.decoder.kv.shape import KvShape
 
 
 class BoundsIndex:
-    """All layers' bounds."""
+    """Bounds of the layers that Quest chooses in: the last ones."""
 
-    def __init__(self, arena: ArenaMap, shape: KvShape, device_pages: int, device: torch.device) -> None:
-        self._arena = [arena.bounds(layer) for layer in range(shape.layers)]
-        self.pool = torch.zeros(
-            shape.layers, device_pages, shape.bounds_elements, dtype=shape.dtype, device=device
-        )
+    def __init__(
+        self, arena: ArenaMap, shape: KvShape, device_pages: int, layers: int, device: torch.device
+    ) -> None:
+        """Allocate `device_pages` pages for each of the last `layers` layers."""
+        self._first = shape.layers - layers
+        self._arena = [arena.bounds(layer) for layer in range(self._first, shape.layers)]
+        self.pool = torch.zeros(layers, device_pages, shape.bounds_elements, dtype=shape.dtype, device=device)
 
     def layer(self, layer: int) -> Tensor:
-        """[device pages, bounds elements] of one layer."""
-        return self.pool[layer]
+        """[device pages, bounds elements] of one of the model's layers."""
+        return self.pool[layer - self._first]
 
     def save(self, pages: Sequence[tuple[int, int]]) -> None:
         """Copy the bounds of full pages, given as (host page, device page), to the arena."""
         if not pages:
             return
         host, device = torch.tensor(pages).unbind(1)
-        for layer, arena in enumerate(self._arena):
-            arena.index_copy_(0, host, self.pool[layer].index_select(0, device))
+        for pool, arena in zip(self.pool, self._arena, strict=True):
+            arena.index_copy_(0, host, pool.index_select(0, device))
