@@ -120,7 +120,7 @@ def test_the_context_error_states_limit_and_need(front: LiveFront) -> None:
 
 def test_a_full_queue_is_429_and_passes(default_model: Path) -> None:
     with (
-        live_front(default_model, "--max-rows=1", "--max-waiting=1") as front,
+        live_front(default_model, "--max-rows=1", "--max-waiting=1", "--shutdown-seconds=0") as front,
         ThreadPoolExecutor() as pool,
     ):
         held = [pool.submit(_held_chat, front) for _ in range(2)]
