@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
+from services.contract.errors import SetupError
 from services.decoder.attention.step import Step
 from services.decoder.models.attention_hook import ATTENTION_NAME, register
 from services.decoder.models.spec import ModelSpec
@@ -18,10 +19,27 @@ class CausalLM:
     """transformers' layers around hotset's attention."""
 
     def __init__(self, spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> None:
+        """Load the weights.
+
+        Raises:
+            SetupError: some are not there; transformers would make them up.
+        """
         register()
-        model = AutoModelForCausalLM.from_pretrained(
-            spec.path, dtype=dtype, attn_implementation=ATTENTION_NAME, local_files_only=True
+        loaded: object = AutoModelForCausalLM.from_pretrained(
+            spec.path,
+            dtype=dtype,
+            attn_implementation=ATTENTION_NAME,
+            local_files_only=True,
+            output_loading_info=True,
         )
+        assert isinstance(loaded, tuple), "asked for with output_loading_info"
+        model, found = loaded
+        missing = sorted(found["missing_keys"])
+        if missing:
+            raise SetupError(
+                f"the checkpoint {spec.path} lacks {len(missing)} weights, {missing[0]} among them; "
+                "copy or convert it anew"
+            )
         assert isinstance(model, nn.Module)
         nn.Module.to(model, device)
         self._model = model.train(False)

@@ -47,10 +47,7 @@ class ModelSpec:
             raise SetupError(f"{path} is no Hugging Face checkpoint: it has no config.json")
         if not any(path.glob("*.safetensors")):
             raise SetupError(f"{path} has no *.safetensors; convert the weights with save_pretrained")
-        model_type = json.loads((path / "config.json").read_text()).get("model_type", "unknown")
-        if model_type not in SUPPORTED:
-            raise SetupError(f"model type {model_type!r} is not supported; supported: {', '.join(SUPPORTED)}")
-        config = AutoConfig.from_pretrained(path, local_files_only=True)
+        config = _config(path)
         reason = _refusal(config)
         if reason:
             raise SetupError(f"this {config.model_type} checkpoint cannot be served: {reason}")
@@ -69,8 +66,30 @@ class ModelSpec:
         )
 
 
+def _config(path: Path) -> PreTrainedConfig:
+    """The checkpoint's config, of a supported model type."""
+    try:
+        found = json.loads((path / "config.json").read_bytes())
+    except ValueError as error:
+        raise SetupError(f"{path}/config.json is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise SetupError(f"{path}/config.json is not JSON of a model's config: it holds no object")
+    model_type = found.get("model_type")
+    if model_type not in SUPPORTED:
+        raise SetupError(f"model type {model_type!r} is not supported; supported: {', '.join(SUPPORTED)}")
+    try:
+        config = AutoConfig.from_pretrained(path, local_files_only=True)
+    except Exception as error:  # transformers checks fields with errors of many kinds
+        raise SetupError(f"transformers refuses {path}/config.json: {error}") from error
+    assert isinstance(config, PreTrainedConfig)
+    return config
+
+
 def _refusal(config: PreTrainedConfig) -> str | None:
     """Why attention over hot slots would not be this model's attention; None if it is."""
+    heads, kv_heads = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
+    if kv_heads and heads % kv_heads:
+        return f"its {heads} query heads cannot share {kv_heads} KV heads evenly"
     layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
     if layer_types != {"full_attention"}:
         return f"layers of types {sorted(layer_types)}; only full_attention is served"

@@ -1,0 +1,61 @@
+"""Tiny random checkpoints of every architecture that is served, saved as transformers saves them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+COMMON: Mapping[str, object] = {
+    "vocab_size": 211,
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 2,
+    "initializer_range": 0.3,  # so that answers differ from one another
+}
+
+TWISTS: Mapping[str, Mapping[str, object]] = {
+    "granite": {
+        "attention_multiplier": 0.11,
+        "residual_multiplier": 0.6,
+        "logits_scaling": 3.0,
+        "embedding_multiplier": 2.0,
+        "head_dim": None,
+        "hidden_size": 96,
+    },
+    "llama": {"head_dim": 32, "attention_bias": True, "tie_word_embeddings": True},
+    "mistral": {"sliding_window": None},
+    "olmo2": {"head_dim": None, "hidden_size": 96},
+    "qwen2": {"head_dim": None, "hidden_size": 96, "use_sliding_window": False},
+    "qwen3": {"head_dim": 32, "use_sliding_window": False},
+    "qwen3_moe": {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "use_sliding_window": False,
+    },
+    "smollm3": {"head_dim": None, "hidden_size": 96, "no_rope_layers": [1, 0, 1]},
+}
+"""Model type -> what makes it unlike Llama, and so could be got wrong."""
+
+
+def save(path: Path, model_type: str, **changes: object) -> Path:
+    """Save a checkpoint of `model_type` in `path`, always the same one."""
+    wanted = {**COMMON, **TWISTS.get(model_type, {}), **changes}
+    config = AutoConfig.for_model(
+        model_type,
+        **{name: value for name, value in wanted.items() if value is not None or name != "head_dim"},
+    )
+    torch.manual_seed(7)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]  # transformers leaves it untyped
+    model.save_pretrained(path)
+    return path
