@@ -35,7 +35,7 @@ async def serve(settings: KvStoreSettings) -> None:
     """Serve until SIGTERM or SIGINT, then drain and leave; a second signal skips the draining.
 
     Raises:
-        SetupError: the arena or a port cannot be had.
+        SetupError: the arena or a port cannot be had, or someone took files away from under the store.
     """
     loop = asyncio.get_running_loop()
     stop, hurry = asyncio.Event(), asyncio.Event()
@@ -43,7 +43,7 @@ async def serve(settings: KvStoreSettings) -> None:
         loop.add_signal_handler(number, lambda: hurry.set() if stop.is_set() else stop.set())
 
     store = Store.open(settings.arena_dir, settings.arena_bytes, time.monotonic, settings.lease_seconds)
-    ready = False
+    keep = store.reopened  # a start that fails leaves an arena that it found, and none that it made
     try:
         sizes = store.sizes()
         metrics = StoreMetrics(store.snapshot())
@@ -58,7 +58,7 @@ async def serve(settings: KvStoreSettings) -> None:
         try:
             await server.start()
             await _set_health(health_servicer, health_pb2.HealthCheckResponse.SERVING)
-            ready = True
+            keep = True  # from here on a fault leaves what a kill would leave
             _announce(
                 sizes.table(),
                 f"kvstore ready grpc={address} metrics={metrics_server.address} arena={sizes.arena_path}",
@@ -68,15 +68,15 @@ async def serve(settings: KvStoreSettings) -> None:
                 await _first(stop, beat)
                 await _set_health(health_servicer, health_pb2.HealthCheckResponse.NOT_SERVING)
                 await _drain(store, hurry, settings.drain_seconds)
+                keep = settings.keep_arena
             finally:
                 beat.cancel()
                 await server.stop(0 if hurry.is_set() else _LAST_CALLS_SECONDS)
         finally:
             metrics_server.close()
     finally:
-        # A start that fails leaves an arena that it found, and none that it made.
-        store.close(keep=settings.keep_arena if ready else store.reopened)
-    _log.info("stopped arena=%s", "kept" if settings.keep_arena else "removed")
+        store.close(keep=keep)
+    _log.info("stopped arena=%s", "kept" if keep else "removed")
 
 
 def _listen(server: grpc.aio.Server, listen: str) -> str:

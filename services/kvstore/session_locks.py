@@ -32,15 +32,23 @@ class SessionLocks:
             ) from error
 
     def reap(self, token: str) -> bool:
-        """Whether the client with `token` is gone; its file is removed then. Never waits."""
-        return reap(self._path(token))
+        """Whether the client with `token` is gone; its file is removed then. Never waits.
+
+        Raises:
+            SetupError: its file is not one that can be opened, so nobody can say.
+        """
+        return _reap(self._directory / f"{token}{_SUFFIX}")
 
     def survey(self) -> tuple[list[str], list[str]]:
-        """Tokens of the clients that live, and of those that are gone, whose files are removed."""
+        """Tokens of the clients that live, and of those that are gone, whose files are removed.
+
+        Raises:
+            SetupError: as `reap`.
+        """
         living: list[str] = []
         gone: list[str] = []
         for path in sorted(self._directory.glob(f"*{_SUFFIX}")):
-            (gone if reap(path) else living).append(path.name.removesuffix(_SUFFIX))
+            (gone if _reap(path) else living).append(path.name.removesuffix(_SUFFIX))
         return living, gone
 
     def remove(self) -> None:
@@ -50,5 +58,9 @@ class SessionLocks:
         if not any(self._directory.iterdir()):
             self._directory.rmdir()
 
-    def _path(self, token: str) -> Path:
-        return self._directory / f"{token}{_SUFFIX}"
+
+def _reap(path: Path) -> bool:
+    try:
+        return reap(path)
+    except OSError as error:
+        raise SetupError(f"{path}: {error.strerror}; remove it, or make it this user's") from error

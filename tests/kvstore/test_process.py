@@ -211,6 +211,20 @@ def test_an_arena_that_is_removed_ends_the_service_with_a_reason(start: Start) -
     assert "Traceback" not in store.log
 
 
+def test_a_fault_while_running_keeps_what_a_kill_would_keep(start: Start) -> None:
+    store = start().ready()
+    with Client(store, "engine-0", TOKENS[0], mapped=True) as client:
+        client.attach()
+        client.update(1)
+        client.lock_path.unlink()
+        client.lock_path.mkdir()  # nobody can say any more whether the client lives
+        assert store.process.wait(10) == 2
+        assert f"error: {client.lock_path}: Is a directory; remove it" in store.log
+        assert "remove it" in start().refused()
+        client.lock_path.rmdir()
+        assert "1 held from before" in start().ready().output
+
+
 def test_drain_by_call(start: Start) -> None:
     store = start().ready()
     with Client(store, "engine-0", TOKENS[0], mapped=True) as client:
