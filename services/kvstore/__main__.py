@@ -7,7 +7,7 @@ import sys
 
 from services.contract.base_settings import exit_with
 from services.contract.errors import SetupError
-from services.kvstore.log import configure_logging
+from services.contract.log import configure_logging
 from services.kvstore.server import serve
 from services.kvstore.settings import KvStoreSettings
 
