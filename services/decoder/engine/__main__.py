@@ -28,6 +28,7 @@ from services.decoder.engine.store_session import StoreSession
 
 _log = logging.getLogger(__name__)
 _RPC_THREADS = 8  # one is the event stream's for good
+_STEP_SECONDS = 2.0  # how long the step in progress may take to end before it is left behind
 _REASON_SECONDS = 1.0  # how long a failed start stays reachable, so that the front can ask why
 
 
@@ -117,9 +118,13 @@ def main() -> int:
         server.stop(grace=None)
         exit_with(failure[0])
     servicer.stop()
-    thread.join(timeout=2.0)  # a long step may outlast it; the store then goes by the lock
+    thread.join(timeout=_STEP_SECONDS)
     store.close()
     server.stop(grace=0.2).wait()
+    if thread.is_alive():
+        # A long step still runs in torch, whose threads would abort an orderly exit of the interpreter.
+        logging.shutdown()
+        os._exit(0)
     return 0
 
 

@@ -239,31 +239,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) resolve(const __grid_const
     const u32 ballot = __ballot_sync(~0u, leads[t]);
     if (lane_id == 0) miss_counts[t * WARPS + warp] = __popc(ballot);
   }
-  // The same pass classes this block's stretch of the order.
-  for (i32 t = 0; t < stretch_tiles; ++t) {
-    const i32 i = t * THREADS + thread;
-    const i32 slot = i < stretch ? mine[i] : -1;
-    const bool open = slot >= 0 && slot == open_held;
-    const bool hit = slot >= 0 && !open && (chosen_bits[slot >> 5] >> (slot & 31) & 1);
-    const u32 stale_ballot = __ballot_sync(~0u, slot >= 0 && !open && !hit);
-    const u32 hit_ballot = __ballot_sync(~0u, hit);
-    if (lane_id == 0) {
-      stale_counts[t * WARPS + warp] = __popc(stale_ballot);
-      hit_counts[t * WARPS + warp] = __popc(hit_ballot);
-    }
-  }
   const bool open_chosen_late = thread == 0 && open_place >= 0 && hash_rank[open_place] != p.top_k;
   __syncthreads();
   if (warp == 0) {
     const u32 total = scan_in_place(miss_counts, ID_TILES * WARPS, lane_id);
     if (lane_id == 0) misses_shared = total;
   } else if (warp == 1) {
-    const u32 total = scan_in_place(stale_counts, stretch_tiles * WARPS, lane_id);
-    if (lane_id == 0) stale_total = total;
-  } else if (warp == 2) {
-    const u32 total = scan_in_place(hit_counts, stretch_tiles * WARPS, lane_id);
-    if (lane_id == 0) hit_total = total;
-  } else if (warp == 3) {
     const u32 hits = count_bits(chosen_bits, words, lane_id);
     if (lane_id == 0) chosen_hits = hits;
   }
@@ -287,8 +268,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) resolve(const __grid_const
     }
   }
   __syncthreads();
-  if (thread == 0 && open_chosen_late) open_rank_shared = hash_rank[open_place];
-  cluster_sync();
+  if (open_chosen_late) open_rank_shared = hash_rank[open_place];  // thread 0: its rank is known by now
+  __syncthreads();
 
   // The sources are known: the first loads travel while the victims are worked out.
   const i32 misses = (i32)misses_shared, open_rank = open_rank_shared;
@@ -301,7 +282,30 @@ extern "C" __global__ void __launch_bounds__(THREADS) resolve(const __grid_const
     if (c < total && r != open_rank) piece[d] = load_host(p.arena + (size_t)miss_home[r] * CHUNKS + c % CHUNKS);
   }
 
-  // ---- divide: where this block's stretch begins among all stale and hit slots of the lane
+  // ---- divide: class this block's stretch of the order ...
+  for (i32 t = 0; t < stretch_tiles; ++t) {
+    const i32 i = t * THREADS + thread;
+    const i32 slot = i < stretch ? mine[i] : -1;
+    const bool open = slot >= 0 && slot == open_held;
+    const bool hit = slot >= 0 && !open && (chosen_bits[slot >> 5] >> (slot & 31) & 1);
+    const u32 stale_ballot = __ballot_sync(~0u, slot >= 0 && !open && !hit);
+    const u32 hit_ballot = __ballot_sync(~0u, hit);
+    if (lane_id == 0) {
+      stale_counts[t * WARPS + warp] = __popc(stale_ballot);
+      hit_counts[t * WARPS + warp] = __popc(hit_ballot);
+    }
+  }
+  __syncthreads();
+  if (warp == 0) {
+    const u32 total = scan_in_place(stale_counts, stretch_tiles * WARPS, lane_id);
+    if (lane_id == 0) stale_total = total;
+  } else if (warp == 1) {
+    const u32 total = scan_in_place(hit_counts, stretch_tiles * WARPS, lane_id);
+    if (lane_id == 0) hit_total = total;
+  }
+  cluster_sync();
+
+  // ---- ... and see where this block's stretch begins among all stale and hit slots of the lane
   u32 stale_before = 0, hits_before = 0, stale_all = 0, hits_all = 0;
   u32 stale_begin[CLUSTER];
   for (i32 r = 0; r < CLUSTER; ++r) {
@@ -366,6 +370,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) resolve(const __grid_const
   __syncthreads();
   const i32* given = hash_key;
 
+  for (i32 t = 0; t < ID_TILES; ++t) {
+    const i32 j = t * THREADS + thread;
+    if (j >= p.top_k || (t * WARPS + warp) % CLUSTER != rank) continue;
+    out[j] = held[t] >= 0 ? pool_slot[held[t]] : place[t] >= 0 ? given[hash_rank[place[t]]] : -1;
+  }
+
   // ---- ... and copies its share
   while (base < total) {
 #pragma unroll
@@ -379,11 +389,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) resolve(const __grid_const
       const i32 c = base + d * workers, r = c / CHUNKS;
       if (c < total && r != open_rank) piece[d] = load_host(p.arena + (size_t)miss_home[r] * CHUNKS + c % CHUNKS);
     }
-  }
-  for (i32 t = 0; t < ID_TILES; ++t) {
-    const i32 j = t * THREADS + thread;
-    if (j >= p.top_k || (t * WARPS + warp) % CLUSTER != rank) continue;
-    out[j] = held[t] >= 0 ? pool_slot[held[t]] : place[t] >= 0 ? given[hash_rank[place[t]]] : -1;
   }
   if (rank == 0 && thread == 0) {
     p.open_slot[batch_lane] = open_missing ? given[open_rank] : pool_slot[open_held];
