@@ -99,17 +99,15 @@ def conclusion(result: Mapping[str, Any]) -> str:
     return "\n".join(parts) + "\n"
 
 
-def between_marks(result: Mapping[str, Any]) -> str:
-    """What docs/quality.md holds between its marks."""
-    return f"{markdown(result)}\n{conclusion(result)}"
+def spliced(text: str, result: Mapping[str, Any]) -> str:
+    """The document's text with this result between its marks."""
+    before, rest = text.split(BEGIN)
+    return f"{before}{BEGIN}{markdown(result)}\n{conclusion(result)}{END}{rest.split(END)[1]}"
 
 
 def write(result: Mapping[str, Any]) -> None:
     """Put it into docs/quality.md."""
-    text = DOCUMENT.read_text()
-    before, rest = text.split(BEGIN)
-    after = rest.split(END)[1]
-    DOCUMENT.write_text(f"{before}{BEGIN}{between_marks(result)}{END}{after}")
+    DOCUMENT.write_text(spliced(DOCUMENT.read_text(), result))
 
 
 def _found(entry: Entry) -> int:

@@ -16,8 +16,8 @@ from services.decoder.engine.sequence import Sampling, Sequence
 from services.decoder.models.causal_lm import CausalLM
 from services.decoder.settings import DecoderSettings
 
-PREFIX, MORE, TOKENS = 512, 21, 24  # the prompt ends inside a block; the answer opens another one
-VARIANTS = (DENSE, Variant(96), Variant(96, "layer"), Variant(96, dense_layers=2))
+PREFIX, MORE, TOKENS = 192, 21, 12  # the prompt ends inside a block; the answer opens another one
+VARIANTS = (DENSE, Variant(64), Variant(64, "layer"), Variant(64, dense_layers=2))
 
 
 def own_engine(
@@ -29,13 +29,13 @@ def own_engine(
             "model": path,
             "kv_mode": mode,
             "selector": "quest" if variant.budget_tokens else "everything",
-            "budget_tokens": variant.budget_tokens or 1024,
+            "budget_tokens": variant.budget_tokens or 256,
             "quest_sharing": variant.quest_sharing,
             "dense_layers": variant.dense_layers,
-            "max_model_len": 1024,
+            "max_model_len": 256,
         }
     )
-    engine = OfflineEngine(settings, 2**29, model)
+    engine = OfflineEngine(settings, 2**28, model)
     sequences = [
         Sequence(str(i), 0, prompt, Sampling(logprobs=True), 0, max_tokens=TOKENS, known=tokens)
         for i, (prompt, tokens) in enumerate(zip(prompts, known, strict=True))
