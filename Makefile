@@ -24,16 +24,16 @@ run: ## serve on http://127.0.0.1:$(PORT), kvstore and decoder, until Ctrl-C
 	$(INSTALL) decoder && exec $(BIN)/python -m deploy.local
 
 test: ## everything the fast tests need, then the tests
-	$(INSTALL) decoder test && exec $(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(INSTALL) decoder gpu test && exec $(BIN)/python -m pytest $(PYTEST_ARGS)
 
 test-slow: ## the tests that take minutes
-	$(INSTALL) decoder test dev && exec $(BIN)/python -m pytest -m 'slow and not gpu' $(PYTEST_ARGS)
+	$(INSTALL) decoder gpu test dev && exec $(BIN)/python -m pytest -m 'slow and not gpu' $(PYTEST_ARGS)
 
 test-gpu: ## the tests that need an NVIDIA GPU
-	$(INSTALL) decoder test && exec $(BIN)/python -m pytest -m gpu $(PYTEST_ARGS)
+	$(INSTALL) decoder gpu test && exec $(BIN)/python -m pytest -m gpu $(PYTEST_ARGS)
 
 check: ## ruff, mypy --strict, floors
-	$(INSTALL) decoder test dev
+	$(INSTALL) decoder gpu test dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

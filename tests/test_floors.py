@@ -43,8 +43,8 @@ def test_the_other_files_keep_them_too() -> None:
 
 @pytest.mark.parametrize(
     ("packages", "extras"),
-    [(("services/contract", "services/kvstore"), ()), (("services",), ("decoder",))],
-    ids=["kvstore needs no extra", "the decoder needs one"],
+    [(("services/contract", "services/kvstore"), ()), (("services",), ("decoder", "gpu"))],
+    ids=["kvstore needs no extra", "the decoder needs two"],
 )
 def test_what_is_imported_is_declared(packages: tuple[str, ...], extras: tuple[str, ...]) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -79,21 +79,26 @@ class ResolveShape:
         words = 2 * self.hash_slots + 3 * (self.top_k + 1) + self.id_tiles * warps + 2 * tiles * warps
         return 4 * (words + stretch + -(-self.max_capacity // 32))
 
+    @property
+    def defines(self) -> dict[str, int]:
+        """The constants that resolve.cu's head asks for."""
+        return {
+            "BLOCK_BYTES": self.block_bytes,
+            "CLUSTER": self.cluster,
+            "THREADS": self.threads,
+            "ID_TILES": self.id_tiles,
+            "HASH_SLOTS": self.hash_slots,
+            "COPY_THREADS": min(self.copy_threads, self.threads),
+            "COPY_DEPTH": self.copy_depth,
+            "SKIP_IO": int(self.skip_io),
+        }
+
     @cached_property
     def kernel(self) -> Kernel:
         """Compiled and loaded at first use."""
         return Kernel(
             "resolve",
-            {
-                "BLOCK_BYTES": self.block_bytes,
-                "CLUSTER": self.cluster,
-                "THREADS": self.threads,
-                "ID_TILES": self.id_tiles,
-                "HASH_SLOTS": self.hash_slots,
-                "COPY_THREADS": min(self.copy_threads, self.threads),
-                "COPY_DEPTH": self.copy_depth,
-                "SKIP_IO": int(self.skip_io),
-            },
+            self.defines,
             threads=self.threads,
             cluster=self.cluster,
             shared_bytes=self.shared_bytes,

@@ -1,0 +1,35 @@
+"""Every kernel compiles for every card that is meant to run it; NVRTC needs neither driver nor GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from services.contract.errors import SetupError
+from services.decoder.kernels.gpu.compile import compile_kernel
+from services.decoder.kernels.gpu.resolve import ResolveShape
+
+CLUSTERS = {"sm_80": (1,), "sm_90": (1, 8), "sm_100": (1, 8)}  # before sm_90 there are no clusters
+
+
+@pytest.fixture(autouse=True)
+def cold_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("block_bytes", "top_k", "capacity"), [(1152, 2048, 4096), (8192, 128, 256)], ids=["dsa", "quest"]
+)
+@pytest.mark.parametrize("arch", CLUSTERS)
+def test_resolve_compiles(arch: str, block_bytes: int, top_k: int, capacity: int) -> None:
+    for cluster in CLUSTERS[arch]:
+        shape = ResolveShape(block_bytes, top_k, capacity, cluster)
+        code = compile_kernel("resolve", shape.defines, arch)
+        assert code[:4] == b"\x7fELF"
+        assert code == compile_kernel("resolve", shape.defines, arch), "the cache gave something else"
+
+
+def test_a_kernel_that_does_not_compile_says_why() -> None:
+    with pytest.raises(SetupError, match=r"cannot compile resolve\.cu for sm_90.*BLOCK_BYTES"):
+        compile_kernel("resolve", {}, "sm_90")
