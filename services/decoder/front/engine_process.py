@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 TERM_SECONDS = 3.0
+_ERROR = "error: "
 _LAST_LINES = 20
 _LONGEST_LINE_BYTES = 64 * 2**10
 
@@ -60,13 +61,14 @@ class EngineProcess:
             await asyncio.wait_for(asyncio.shield(self._forwarding), timeout=1.0)
         return status
 
-    def last_words(self) -> str:
-        """Its last lines, for an error message; an `error:` line alone if there is one."""
-        errors = [line for line in self._lines if line.startswith("error: ")]
-        if errors:
-            first = list(self._lines).index(errors[-1])
-            return "\n".join(list(self._lines)[first:]).removeprefix("error: ")
-        return "\n".join(self._lines) or "it said nothing"
+    def last_error(self) -> str:
+        """What its last `error:` line said, and the lines after it; empty if it wrote none.
+
+        Other lines stay in the log: this text is shown to clients.
+        """
+        lines = list(self._lines)
+        starts = [place for place, line in enumerate(lines) if line.startswith(_ERROR)]
+        return "\n".join(lines[starts[-1] :]).removeprefix(_ERROR) if starts else ""
 
     def kill(self) -> None:
         """SIGKILL it and what it started, at once."""

@@ -168,4 +168,5 @@ class Supervisor:
             return "the engine's connection broke"
         status = ended.result()
         how = f"killed by signal {-status}" if status < 0 else f"exit status {status}"
-        return f"the engine ended ({how}): {process.last_words()}"
+        error = process.last_error()
+        return f"the engine ended ({how}): {error or 'see its lines in the log'}"
