@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from services.contract.errors import SetupError
+from services.decoder.kernels.gpu.attend import AttendShape
 from services.decoder.kernels.gpu.compile import compile_kernel
 from services.decoder.kernels.gpu.resolve import ResolveShape
 
@@ -28,6 +30,14 @@ def test_resolve_compiles(arch: str, block_bytes: int, top_k: int, capacity: int
         code = compile_kernel("resolve", shape.defines, arch)
         assert code[:4] == b"\x7fELF"
         assert code == compile_kernel("resolve", shape.defines, arch), "the cache gave something else"
+
+
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+@pytest.mark.parametrize("arch", CLUSTERS)
+def test_attend_compiles(arch: str, head_dim: int) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        shape = AttendShape(head_dim, group_size=4, block_tokens=16, dtype=dtype)
+        assert compile_kernel("attend", shape.defines, arch)[:4] == b"\x7fELF"
 
 
 def test_a_kernel_that_does_not_compile_says_why() -> None:
