@@ -13,9 +13,10 @@ import grpc
 from hotset.v1 import engine_pb2 as pb
 from hotset.v1 import engine_pb2_grpc as pb_grpc
 
-from services.contract.errors import InvalidRequest, SetupError, Unavailable
+from services.contract.errors import SetupError, Unavailable
 from services.decoder.engine.loop import Loop, News
 from services.decoder.engine.memory_plan import MemoryPlan
+from services.decoder.engine.request_check import check_request
 from services.decoder.engine.runner import Runner
 from services.decoder.engine.sequence import Finish, SampledToken, Sampling, Sequence
 from services.decoder.engine.store_session import StoreSession
@@ -98,9 +99,7 @@ class EngineServicer(pb_grpc.EngineServicer):
     def Submit(self, request: pb.SubmitRequest, context: grpc.ServicerContext) -> pb.SubmitReply:
         """Queue a request."""
         served = self._ready()
-        vocab = served.spec.vocab_size
-        if any(token >= vocab for token in request.prompt_tokens):
-            raise InvalidRequest(f"the prompt has token ids outside the vocabulary of {vocab}")
+        check_request(request, served.spec.vocab_size)
         served.loop.submit(_sequences(request, served.spec.eos_token_ids))
         return pb.SubmitReply()
 

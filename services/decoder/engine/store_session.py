@@ -34,7 +34,7 @@ from services.contract.planes import Plane, planes_to_wire
 from services.decoder.engine.host_pages import HostPage
 
 _log = logging.getLogger(__name__)
-_CALL_SECONDS = 5.0
+_CALL_SECONDS = 2.0  # a store that hangs holds up a shutdown for three of these
 _T = TypeVar("_T")
 
 
@@ -76,9 +76,10 @@ class StoreSession:
             SetupError: no store in time, or one whose arena is laid out for something else.
         """
         layout_planes = tuple(planes)
-        arena = Path(
-            self._patiently(wait_seconds, lambda: self._store.Stats(pb.StoreStatsRequest())).arena_path
+        stats = self._patiently(
+            wait_seconds, lambda: self._store.Stats(pb.StoreStatsRequest(), timeout=_CALL_SECONDS)
         )
+        arena = Path(stats.arena_path)
         self._seat = FileLock(arena.parent / "sessions" / f"{self._token}.lock")
         try:
             self._seat.path.parent.mkdir(exist_ok=True)
@@ -97,7 +98,9 @@ class StoreSession:
             session_token=self._token,
         )
         try:
-            self._reply = self._patiently(wait_seconds, lambda: self._store.Attach(self._request))
+            self._reply = self._patiently(
+                wait_seconds, lambda: self._store.Attach(self._request, timeout=_CALL_SECONDS)
+            )
         except StateConflict as error:
             raise SetupError(f"kvstore at {self._address} refused: {error}") from error
         reply = self._reply
@@ -143,6 +146,9 @@ class StoreSession:
         """
         with self._lock:
             self._settle()
+            give = [
+                page for page in give if page in self._held
+            ]  # the rest went with an answer that came late
             lacking = max(0, want - len(self._stash))
             if give or lacking:
                 self._sequence += 1

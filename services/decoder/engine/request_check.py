@@ -1,0 +1,53 @@
+"""What an engine must know of a request before it computes with it.
+
+Knows numbers and the vocabulary's size. The front explains bad input to people; this keeps one request from
+ending an engine that serves others.
+"""
+
+from __future__ import annotations
+
+import math
+
+from hotset.v1 import engine_pb2 as pb
+
+from services.contract.errors import InvalidRequest
+
+_MOST_TOP_LOGPROBS = 20
+
+
+def check_request(request: pb.SubmitRequest, vocab: int) -> None:
+    """Refuse what would be computed wrongly or not at all.
+
+    Args:
+        request: as it came.
+        vocab: ids are below this.
+
+    Raises:
+        InvalidRequest: no choice or one twice, ids outside the vocabulary, numbers outside their range.
+    """
+    indices = [choice.index for choice in request.choices]
+    if not indices or len(set(indices)) != len(indices):
+        raise InvalidRequest(f"a request needs choices with indices of their own; got {indices}")
+    wish = request.sampling
+    for name, tokens in (
+        ("prompt_tokens", request.prompt_tokens),
+        ("stop_token_ids", request.stop_token_ids),
+        ("logit_bias", wish.logit_bias),
+        *(("generated_tokens", choice.generated_tokens) for choice in request.choices),
+    ):
+        greatest = max(tokens, default=0)
+        if greatest >= vocab:
+            raise InvalidRequest(f"{name} has token id {greatest}, outside the vocabulary of {vocab}")
+    for name, value, least, most in (
+        ("temperature", wish.temperature, 0.0, math.inf),
+        ("top_p", wish.top_p, 0.0, 1.0),
+        ("min_p", wish.min_p, 0.0, 1.0),
+        ("repetition_penalty", wish.repetition_penalty, 0.0, math.inf),
+        ("frequency_penalty", wish.frequency_penalty, -math.inf, math.inf),
+        ("presence_penalty", wish.presence_penalty, -math.inf, math.inf),
+        *((f"logit_bias of {token}", bias, -math.inf, math.inf) for token, bias in wish.logit_bias.items()),
+    ):
+        if not (math.isfinite(value) and least <= value <= most):
+            raise InvalidRequest(f"{name} is {value}; it must be a number from {least} to {most}")
+    if wish.top_logprobs > min(_MOST_TOP_LOGPROBS, vocab):
+        raise InvalidRequest(f"top_logprobs is {wish.top_logprobs}; at most {_MOST_TOP_LOGPROBS} are told")
