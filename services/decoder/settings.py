@@ -49,7 +49,7 @@ class DecoderSettings(ServiceSettings):
         "kv_head", description="each KV head chooses for itself, or one choice for the whole layer"
     )
     budget_tokens: int = Field(
-        1024, ge=16, description="tokens a step attends to, a multiple of block_tokens"
+        2048, ge=16, description="tokens a step attends to, a multiple of block_tokens"
     )
     block_tokens: int = Field(16, ge=1, description="tokens a block, what the selector picks")
     dense_layers: int = Field(0, ge=0, description="first layers that attend to everything and stay resident")

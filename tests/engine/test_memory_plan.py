@@ -56,20 +56,20 @@ def derive(
 
 def test_smollm2_with_the_default_settings_by_hand() -> None:
     plan = derive()
-    # A record is a key and a value of one head, 2 x 64 x 2 bytes; a block 16; a lane 2 x 1,024 tokens.
+    # A record is a key and a value of one head, 2 x 64 x 2 bytes; a block 16; a lane 2 x 2,048 tokens.
     assert plan.shape.block_bytes == 16 * 2 * 64 * 2 == 4096
     assert plan.max_model_len == 8192
-    assert plan.capacities == (128,) * 30
-    assert plan.top_k == 64
-    assert plan.hot_bytes == 8 * 3 * 128 * 30 * 4096 == 377_487_360
+    assert plan.capacities == (256,) * 30
+    assert plan.top_k == 128
+    assert plan.hot_bytes == 8 * 3 * 256 * 30 * 4096 == 754_974_720
     assert plan.resident_bytes == 0
     assert plan.device_pages == 8 * 128
     # Bounds of a page: 4 blocks x 3 heads x 2 x 64 x 2 bytes.
     assert plan.index_bytes == 30 * 1024 * 3072 == 94_371_840
     assert plan.token_bytes == 30 * 3 * 2 * 64 * 2 == 23_040
     assert (plan.max_pages, plan.max_blocks) == (128, 512)
-    rows, lanes = 4 * 8 * 2 * 128, 4 * 24 * 30 * (512 + 3 * 128 + 1)
-    assert plan.table_bytes == rows + lanes == 2_591_552
+    rows, lanes = 4 * 8 * 2 * 128, 4 * 24 * 30 * (512 + 3 * 256 + 1)
+    assert plan.table_bytes == rows + lanes == 3_697_472
     assert plan.layout.page_count == 684
 
 
@@ -185,7 +185,7 @@ def test_settings_that_contradict_each_other_are_refused(changes: dict[str, obje
 
 def test_the_table_says_where_memory_goes() -> None:
     lines = {line[:19].strip(): line[19:].split() for line in derive().table().splitlines()}
-    assert lines["hot buffer"] == ["360", "MiB", "8", "rows,", "128", "blocks", "a", "lane"]
+    assert lines["hot buffer"] == ["720", "MiB", "8", "rows,", "256", "blocks", "a", "lane"]
     assert lines["selector's index"] == ["90", "MiB", "65,536", "tokens"]
     assert lines["arena (host)"] == ["1", "GiB", "684", "pages,", "43,776", "tokens"]
     assert lines["weights"] == ["257", "MiB", "bfloat16"]
