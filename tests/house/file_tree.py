@@ -53,7 +53,7 @@ def summary(root: Path, path: Path) -> str:
     else:
         comments = (line for line in text.splitlines() if re.match(r"(#|//)(?!!)", line))
         first = next(comments, "")
-    return re.sub(r"^(#|//)+ *", "", first).split(". ")[0].rstrip(".:")
+    return re.sub(r"^(#|//)+ *(\d+\. )?", "", first).split(". ")[0].rstrip(".:")
 
 
 def _lines(root: Path, paths: list[Path], directory: Path) -> Iterator[str]:
