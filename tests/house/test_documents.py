@@ -57,6 +57,9 @@ def test_flags_and_targets_exist(document: Path) -> None:
         "--no-deps",
         "--strict",
     }  # of other programs
+    for path in tracked(ROOT):
+        if path.endswith(".py"):
+            flags |= set(re.findall(r'add_argument\(\s*"(--[a-z-]+)"', (ROOT / path).read_text()))
     for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]+", text):
         assert flag in flags, flag
     makefile = (ROOT / "Makefile").read_text()
