@@ -28,7 +28,7 @@ def processor() -> str:
 
 
 def commit() -> str:
-    """The commit measured, `-dirty` if the tree differs from it; HOTSET_COMMIT where there is no repository."""
+    """The commit measured, `-dirty` if the tree differs; HOTSET_COMMIT where there is no repository."""
     if named := os.environ.get("HOTSET_COMMIT"):
         return named
     done = subprocess.run(
