@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import grpc
 from hotset.v1 import engine_pb2 as pb
@@ -20,6 +21,9 @@ from hotset.v1 import engine_pb2_grpc as pb_grpc
 from hotset.v1 import kvstore_pb2 as store_pb
 from hotset.v1 import kvstore_pb2_grpc as store_grpc
 
+from services.contract.channel import CLIENT_OPTIONS
+
+_P = TypeVar("_P", bound="Process")
 _READY = re.compile(r"kvstore ready grpc=(\S+) .*arena=(\S+)")
 PATIENCE_SECONDS = 90.0
 """For what takes a few seconds on an idle machine."""
@@ -103,6 +107,21 @@ class Process:
             self.popen.stdout.close()
 
 
+class Keeper:
+    """`keep(process)` returns it; at the end all are cleared away, the last one first."""
+
+    def __init__(self) -> None:
+        self._kept: list[Process] = []
+
+    def __call__(self, process: _P) -> _P:
+        self._kept.append(process)
+        return process
+
+    def clear_away(self) -> None:
+        while self._kept:
+            self._kept.pop().clear_away()
+
+
 class KvStore(Process):
     """`python -m services.kvstore` on a directory below /dev/shm."""
 
@@ -125,7 +144,7 @@ class KvStore(Process):
         )
         ready = self.read_until(_READY)
         self.address, self.arena = ready[1], Path(ready[2])
-        self.channel = grpc.insecure_channel(self.address)
+        self.channel = grpc.insecure_channel(self.address, options=CLIENT_OPTIONS)
         self.stub = store_grpc.KvStoreStub(self.channel)
 
     def again(self) -> KvStore:
@@ -154,7 +173,7 @@ class Engine(Process):
             ]
         )
         self.drain()
-        self.channel = grpc.insecure_channel(f"unix:{socket}")
+        self.channel = grpc.insecure_channel(f"unix:{socket}", options=CLIENT_OPTIONS)
         self.stub = pb_grpc.EngineStub(self.channel)
         self.events: dict[tuple[str, int], list[pb.TokenEvent]] = {}
         self._listening: threading.Thread | None = None

@@ -6,7 +6,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -17,18 +17,16 @@ from services.contract.errors import SetupError, Unavailable
 from services.contract.planes import Plane, PlaneLayer
 from services.decoder.engine.host_pages import HostPage
 from services.decoder.engine.store_session import StoreSession
-from tests.engine.processes import KvStore, eventually
+from tests.engine.processes import Keeper, KvStore, eventually
 
 ARENA_BYTES = 4 * 2**20
 PLANES = (Plane("kv", (PlaneLayer(2, 4, 12288),) * 2),)  # 192 KiB a page: 10 pages
 FINGERPRINT = bytes(range(32))
 PAGES = 10
 
-Keep = Callable[[KvStore], KvStore]
-
 
 @pytest.fixture
-def store(shm: Path, keep: Keep) -> KvStore:
+def store(shm: Path, keep: Keeper) -> KvStore:
     return keep(KvStore(shm / "arena", ARENA_BYTES))
 
 
@@ -123,7 +121,7 @@ def test_without_a_kvstore_the_error_says_what_to_do() -> None:
         assert time.monotonic() - begun < 10
 
 
-def test_a_kvstore_that_starts_later_is_waited_for(shm: Path, keep: Keep) -> None:
+def test_a_kvstore_that_starts_later_is_waited_for(shm: Path, keep: Keeper) -> None:
     listen = f"unix:{shm}/store.sock"
     with session(listen) as mine:
         errors: list[BaseException] = []
@@ -167,7 +165,7 @@ def test_the_same_engine_twice_is_refused(store: KvStore) -> None:
 
 @pytest.mark.parametrize("during", ["idle", "giving and taking"])
 def test_a_killed_store_comes_back_and_nothing_is_lost_or_given_twice(
-    store: KvStore, keep: Keep, during: str
+    store: KvStore, keep: Keeper, during: str
 ) -> None:
     with session(store.address) as mine:
         attach(mine)
@@ -222,7 +220,7 @@ def test_pages_that_nobody_wants_any_more_are_used_next(store: KvStore) -> None:
 
 
 @pytest.mark.parametrize("holding", [True, False])
-def test_a_store_that_comes_back_empty_ends_the_engine(store: KvStore, keep: Keep, holding: bool) -> None:
+def test_a_store_that_comes_back_empty_ends_the_engine(store: KvStore, keep: Keeper, holding: bool) -> None:
     with session(store.address) as mine:
         attach(mine)
         held = mine.exchange([], 2)

@@ -144,6 +144,9 @@ def serve(
     except SetupError as error:
         failure.append(error)
     except Exception as error:  # noqa: BLE001  # told to the front, with the traceback in the log
+        if ended.is_set():
+            _log.info("start_abandoned error=%s", error)
+            return
         _log.exception("engine_failed")
         failure.append(SetupError(f"{type(error).__name__}: {error}"))
     finally:

@@ -8,21 +8,24 @@ from __future__ import annotations
 import queue
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import grpc
 from hotset.v1 import engine_pb2 as pb
 from hotset.v1 import engine_pb2_grpc as pb_grpc
 
 from services.contract.errors import SetupError, Unavailable
-from services.decoder.engine.loop import Loop, News
-from services.decoder.engine.memory_plan import MemoryPlan
 from services.decoder.engine.request_check import check_request
-from services.decoder.engine.runner import Runner
 from services.decoder.engine.sequence import Finish, SampledToken, Sampling, Sequence
 from services.decoder.engine.store_session import StoreSession
-from services.decoder.kernels.resolve import Counter
+from services.decoder.kernels.counter import Counter
 from services.decoder.kv.device_pages import DevicePages
-from services.decoder.models.spec import ModelSpec
+
+if TYPE_CHECKING:  # the face answers before torch is there, which takes seconds to import
+    from services.decoder.engine.loop import Loop, News
+    from services.decoder.engine.memory_plan import MemoryPlan
+    from services.decoder.engine.runner import Runner
+    from services.decoder.models.spec import ModelSpec
 
 _POLL_SECONDS = 0.5  # how long a subscriber that went away may go unnoticed
 

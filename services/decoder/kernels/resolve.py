@@ -6,22 +6,11 @@ Knows one layer's tables, pool and arena region. The LRU itself is lru.py.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntEnum
 
 from torch import Tensor
 
+from services.decoder.kernels.counter import Counter as Counter
 from services.decoder.kernels.lru import Assignment, LaneTables, assign
-
-
-class Counter(IntEnum):
-    """Columns of a layer's counters; hits + misses = chosen, fetched bytes = misses x block bytes."""
-
-    CHOSEN = 0  # distinct blocks selected; the open block only if chosen
-    HITS = 1
-    MISSES = 2
-    EVICTIONS = 3
-    FETCHED_BYTES = 4
-    NANOSECONDS = 5
 
 
 @dataclass(frozen=True, slots=True)
