@@ -16,6 +16,8 @@ from services.decoder.kernels.attend import attend_causal, attend_slots
 from services.decoder.kernels.bounds import append_bounds, fill_bounds
 from services.decoder.kernels.select import all_blocks, score_blocks, top_blocks
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 NAN = float("nan")
 
 

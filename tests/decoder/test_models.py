@@ -19,6 +19,8 @@ from services.decoder.models.spec import SUPPORTED, ModelSpec
 from services.decoder.settings import DecoderSettings
 from tests.decoder import checkpoints
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CPU = torch.device("cpu")
 ARENA_BYTES = 16 * 2**20
 

@@ -31,6 +31,8 @@ from services.decoder.kv.shape import KvShape
 from services.decoder.kv.tiered import Tiered
 from tests.decoder import made_up
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 MAX_BLOCKS = made_up.MAX_PAGES * 3
 ROWS = 4
 

@@ -40,14 +40,14 @@ class OfflineEngine:
         descriptor, path = tempfile.mkstemp(prefix="hotset-offline-", dir="/dev/shm")
         try:
             os.ftruncate(descriptor, arena_bytes)
-            arena = ArenaMap(Path(path), layout, shape)
+            self.arena = ArenaMap(Path(path), layout, shape)
         finally:
             os.close(descriptor)
             Path(path).unlink()  # the mapping keeps the bytes
         self.host = LocalPages(layout.page_count)
         self.device_pages = DevicePages(self.plan.device_pages)
         self.scheduler = Scheduler(limits_of(self.plan), self.host, self.device_pages)
-        self.runner = assemble(self.plan, self.model, arena, device)
+        self.runner = assemble(self.plan, self.model, self.arena, device)
         self.on_plan: Callable[[StepPlan], None] = lambda plan: None
 
     def generate(self, sequences: list[Sequence]) -> None:
