@@ -146,9 +146,8 @@ class StoreSession:
         """
         with self._lock:
             self._settle()
-            give = [
-                page for page in give if page in self._held
-            ]  # the rest went with an answer that came late
+            # The others went with an answer that came late.
+            give = [page for page in give if page in self._held]
             lacking = max(0, want - len(self._stash))
             if give or lacking:
                 self._sequence += 1
@@ -226,8 +225,8 @@ class StoreSession:
         """Attach with the same token, after the store was restarted."""
         lost = self._unanswered
         if lost is not None:
-            # Whether or not the old store did what this asked, what it was to release comes back with the
-            # attach, for we no longer claim it; what it was to allocate is asked for again.
+            # Whether or not the old store did what this asked, what it was to release and what it may have
+            # allocated come back with the attach, for we claim neither.
             self._held -= {HostPage(page.page, page.generation) for page in lost.releases}
         self._request.ClearField("held_pages")
         self._request.held_pages.extend(
@@ -241,14 +240,7 @@ class StoreSession:
             raise SetupError("kvstore came back with another arena; this engine must start anew")
         self._reply = reply
         self._sequence = 0
-        if lost is not None:
-            self._sequence = 1
-            self._unanswered = pb.UpdateRequest(
-                session_id=reply.session_id,
-                epoch=reply.epoch,
-                sequence=1,
-                allocate_pages=lost.allocate_pages,
-            )
+        self._unanswered = None
         _log.info("session_taken_up epoch=%d pages=%d", reply.epoch, len(self._held))
 
     def _patiently(self, seconds: float, call: Callable[[], _T]) -> _T:
