@@ -95,7 +95,7 @@ def test_exempt_layers_stay_resident(model_fp32: CausalLM, default_model: Path) 
     blocks = (500 + 20) // 2 + 1
     assert (misses[:2] <= blocks * engine.plan.shape.groups).all()
     assert (engine.counters()[:2, Counter.EVICTIONS] == 0).all()
-    assert int(misses[2:].float().mean()) > blocks * engine.plan.shape.groups
+    assert (engine.counters()[2:, Counter.EVICTIONS] > 0).all()
     full = OfflineEngine(
         settings(default_model, kv_mode="full", hot_tokens=0, dense_layers=2), ARENA_BYTES, model_fp32
     )
