@@ -15,6 +15,7 @@ from cuda.core import Program, ProgramOptions
 from services.contract.errors import SetupError
 
 KERNELS = Path(__file__).parent
+_COMMON = KERNELS / "device.cuh"
 
 
 def cache_directory() -> Path:
@@ -35,7 +36,7 @@ def compile_kernel(name: str, defines: Mapping[str, int], arch: str, folder: Pat
     Raises:
         SetupError: NVRTC refused; its log is in the message.
     """
-    source = (folder / f"{name}.cu").read_text()
+    source = _COMMON.read_text() + (folder / f"{name}.cu").read_text()
     options = ProgramOptions(
         std="c++17", arch=arch, define_macro=[(key, str(value)) for key, value in defines.items()]
     )

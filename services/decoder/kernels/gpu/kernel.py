@@ -40,9 +40,13 @@ class Kernel:
         threads: int,
         cluster: int,
         shared_bytes: int,
+        overlaps: bool = False,
         folder: Path = KERNELS,
     ) -> None:
-        """Compile (or take from the cache), load, and allow `shared_bytes` of dynamic shared memory."""
+        """Compile (or take from the cache), load, and allow `shared_bytes` of dynamic shared memory.
+
+        `overlaps`: the kernel may begin before the one ahead of it has ended, as device.cuh says.
+        """
         major, minor = torch.cuda.get_device_capability()
         code = compile_kernel(name, defines, f"sm_{major}{minor}", folder)
         self._library = check(driver.cuLibraryLoadData(code, [], [], 0, [], [], 0))
@@ -55,6 +59,7 @@ class Kernel:
             wide = attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
             check(driver.cuFuncSetAttribute(self._function, wide, 1))
         self._threads, self._cluster, self._shared_bytes = threads, cluster, shared_bytes
+        self._overlaps = overlaps and major >= 9
 
     def most_clusters(self) -> int:
         """Clusters (thread blocks, if they are single) that run at once on this device."""
@@ -83,11 +88,18 @@ class Kernel:
         config.blockDimX, config.blockDimY, config.blockDimZ = self._threads, 1, 1
         config.sharedMemBytes = self._shared_bytes
         config.hStream = torch.cuda.current_stream().cuda_stream
+        attributes = []
         if self._cluster > 1:
-            attribute = driver.CUlaunchAttribute()
-            attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-            attribute.value.clusterDim.x = self._cluster
-            attribute.value.clusterDim.y = 1
-            attribute.value.clusterDim.z = 1
-            config.attrs, config.numAttrs = [attribute], 1
+            wide = driver.CUlaunchAttribute()
+            wide.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+            wide.value.clusterDim.x = self._cluster
+            wide.value.clusterDim.y = 1
+            wide.value.clusterDim.z = 1
+            attributes.append(wide)
+        if self._overlaps:
+            early = driver.CUlaunchAttribute()
+            early.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            early.value.programmaticStreamSerializationAllowed = 1
+            attributes.append(early)
+        config.attrs, config.numAttrs = attributes, len(attributes)
         return config
