@@ -23,6 +23,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 from benchmarks import report
 from benchmarks.real_text import real_tokens
+from services.decoder.engine.host_allocator import keep_freed_memory
 from services.decoder.engine.offline import OfflineEngine
 from services.decoder.engine.sequence import Sampling, Sequence
 from services.decoder.kernels.resolve import Counter
@@ -119,6 +120,7 @@ def main() -> None:
     )
     parser.add_argument("--sharing", default="kv_head", choices=["kv_head", "layer"])
     wanted = parser.parse_args()
+    keep_freed_memory()  # as the engine does
     path: Path = wanted.model or default_model()
     dtype: torch.dtype = getattr(torch, wanted.dtype)
     answer = (wanted.rounds + 2) * TURN_TOKENS

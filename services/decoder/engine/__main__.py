@@ -54,6 +54,7 @@ def load(settings: EngineSettings, store: StoreSession, servicer: EngineServicer
     from transformers.utils import logging as transformers_logging
 
     from services.decoder.engine.assembly import assemble, limits_of
+    from services.decoder.engine.host_allocator import keep_freed_memory
     from services.decoder.engine.loop import Loop
     from services.decoder.engine.memory_plan import MemoryPlan, kv_fingerprint, kv_planes, kv_shape
     from services.decoder.engine.scheduler import Scheduler
@@ -62,6 +63,7 @@ def load(settings: EngineSettings, store: StoreSession, servicer: EngineServicer
     from services.decoder.models.causal_lm import CausalLM, resolve_device, resolve_dtype
     from services.decoder.models.spec import ModelSpec
 
+    keep_freed_memory()
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
     if settings.threads:
         torch.set_num_threads(settings.threads)
