@@ -32,7 +32,7 @@ def arena(of: KvShape, path: Path) -> ArenaMap:
     """A map of a file full of garbage that would show: every float of it is a NaN."""
     laid_out = layout(of)
     path.write_bytes(b"\xff" * laid_out.arena_bytes)
-    return ArenaMap(path, laid_out, of)
+    return ArenaMap(path, laid_out, of, torch.device("cpu"))
 
 
 def tables(rows: int = 4) -> RowTables:

@@ -320,7 +320,7 @@ def test_two_maps_of_a_file_see_each_others_bytes_at_the_layouts_offsets(
 ) -> None:
     shape = KvShape(2, 3, 8, 3, 4, 12, dtype)
     first = made_up.arena(shape, tmp_path / "arena")
-    second = ArenaMap(tmp_path / "arena", first.layout, shape)
+    second = ArenaMap(tmp_path / "arena", first.layout, shape, torch.device("cpu"))
     for layer in range(2):
         blocks = first.kv_blocks(layer)
         assert blocks.shape == (23 * 3 * 3, 4 * 2 * 8)
@@ -337,7 +337,7 @@ def test_a_missing_or_short_arena_is_refused(tmp_path: Path) -> None:
     shape = made_up.shape()
     layout: ArenaLayout = made_up.layout(shape)
     with pytest.raises(SetupError, match=r"cannot map the arena .*: No such file.*kvstore's node"):
-        ArenaMap(tmp_path / "nothing", layout, shape)
+        ArenaMap(tmp_path / "nothing", layout, shape, torch.device("cpu"))
     (tmp_path / "short").write_bytes(bytes(layout.arena_bytes - 1))
     with pytest.raises(SetupError, match=rf"is {layout.arena_bytes - 1} bytes, kvstore said"):
-        ArenaMap(tmp_path / "short", layout, shape)
+        ArenaMap(tmp_path / "short", layout, shape, torch.device("cpu"))

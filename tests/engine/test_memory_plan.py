@@ -104,7 +104,7 @@ def test_what_is_planned_is_what_is_allocated(
     (tmp_path / "arena").touch()
     with (tmp_path / "arena").open("r+b") as file:
         file.truncate(plan.layout.arena_bytes)
-    arena = ArenaMap(tmp_path / "arena", plan.layout, shape)
+    arena = ArenaMap(tmp_path / "arena", plan.layout, shape, torch.device("cpu"))
     tables = RowTables(rows, plan.max_pages, CPU)
     table_bytes = tables.host_pages.nbytes + tables.device_pages.nbytes
     if mode == "tiered":

@@ -74,7 +74,7 @@ def load(settings: EngineSettings, store: StoreSession, servicer: EngineServicer
     planes = kv_planes(settings, shape)
     servicer.progress(f"attaching to kvstore at {settings.kvstore}")
     layout = store.attach(kv_fingerprint(spec, shape), shape.page_tokens, planes, settings.store_wait_seconds)
-    arena = ArenaMap(store.arena_path, layout, shape)
+    arena = ArenaMap(store.arena_path, layout, shape, device)
     servicer.progress(f"loading weights from {settings.model}")
     model = CausalLM(spec, dtype, device)
     plan = MemoryPlan.derive(settings, spec, shape, layout, model.weight_bytes)

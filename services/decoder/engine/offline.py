@@ -40,7 +40,7 @@ class OfflineEngine:
         descriptor, path = tempfile.mkstemp(prefix="hotset-offline-", dir="/dev/shm")
         try:
             os.ftruncate(descriptor, arena_bytes)
-            self.arena = ArenaMap(Path(path), layout, shape)
+            self.arena = ArenaMap(Path(path), layout, shape, device)
         finally:
             os.close(descriptor)
             Path(path).unlink()  # the mapping keeps the bytes

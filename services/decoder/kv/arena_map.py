@@ -1,14 +1,17 @@
 """The arena as tensors: kvstore's file, mapped into this process, layer by layer.
 
 Knows the contract's layout and nothing of who holds which page. Writing a page that the store did not
-give to this engine is a bug that nothing here can catch.
+give to this engine is a bug that nothing here can catch. For a GPU the mapping is registered with CUDA, and
+the tensors are device tensors whose bytes lie in host memory: kernels read and write them over the bus.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,11 +24,11 @@ from services.decoder.kv.shape import KvShape
 class ArenaMap:
     """Views of the arena; they are valid for the life of the object, which is that of the engine."""
 
-    def __init__(self, path: Path, layout: ArenaLayout, shape: KvShape) -> None:
-        """Map the file.
+    def __init__(self, path: Path, layout: ArenaLayout, shape: KvShape, device: torch.device) -> None:
+        """Map the file and make it readable for `device`.
 
         Raises:
-            SetupError: the file cannot be opened, or is not as long as the store said.
+            SetupError: the file cannot be opened, is not as long as the store said, or cannot be registered.
         """
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -42,8 +45,16 @@ class ArenaMap:
         finally:
             os.close(descriptor)
         self._memory = memory
+        self._bytes = torch.frombuffer(memory, dtype=torch.uint8)
         self.layout = layout
         self._shape = shape
+        if device.type == "cuda":
+            from services.decoder.kernels.gpu.host_memory import RegisteredMemory  # needs the gpu extra
+
+            self._registered = RegisteredMemory(self._bytes.data_ptr(), length)
+            self._bytes = torch.as_tensor(
+                _DeviceBytes(self._registered.device_address, length), device=device
+            )
 
     def kv_blocks(self, layer: int) -> Tensor:
         """[host pages * groups * blocks a page, block elements] of one layer; the caller may write it."""
@@ -58,4 +69,17 @@ class ArenaMap:
 
     def _view(self, plane: str, layer: int, count: int) -> Tensor:
         offset = self.layout.layer_offset(plane, layer)
-        return torch.frombuffer(self._memory, dtype=self._shape.dtype, count=count, offset=offset)
+        length = count * self._shape.dtype.itemsize
+        return self._bytes[offset : offset + length].view(self._shape.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class _DeviceBytes:
+    """Host memory at the address that the device knows it by."""
+
+    address: int
+    length: int
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {"shape": (self.length,), "typestr": "|u1", "data": (self.address, False), "version": 3}
