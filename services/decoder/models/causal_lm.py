@@ -7,46 +7,49 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
 
-from services.contract.errors import SetupError
 from services.decoder.attention.step import Step
-from services.decoder.models.attention_hook import ATTENTION_NAME, register
+from services.decoder.kernels.dense import DenseOps
+from services.decoder.models.decode_layers import DecodeLayers, fusable
 from services.decoder.models.spec import ModelSpec
+from services.decoder.models.weights import load_weights
 
 
 class CausalLM:
-    """transformers' layers around hotset's attention."""
+    """transformers' layers around hotset's attention; in decode, where it can be done, the fused ones."""
 
-    def __init__(self, spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        dense: DenseOps | None = None,
+        model: nn.Module | None = None,
+    ) -> None:
         """Load the weights.
 
+        Args:
+            spec: the checkpoint.
+            dtype: of the weights and of what is computed.
+            device: of the weights.
+            dense: computes decode's layers, where the model is `fusable`; None leaves them to transformers.
+            model: built already in this dtype, see weights.py; None loads the checkpoint.
+
         Raises:
-            SetupError: some are not there; transformers would make them up.
+            SetupError: some weights are not there; transformers would make them up.
         """
-        register()
-        loaded: object = AutoModelForCausalLM.from_pretrained(
-            spec.path,
-            dtype=dtype,
-            attn_implementation=ATTENTION_NAME,
-            local_files_only=True,
-            output_loading_info=True,
-        )
-        assert isinstance(loaded, tuple), "asked for with output_loading_info"
-        model, found = loaded
-        missing = sorted(found["missing_keys"])
-        if missing:
-            raise SetupError(
-                f"the checkpoint {spec.path} lacks {len(missing)} weights, {missing[0]} among them; "
-                "copy or convert it anew"
-            )
-        assert isinstance(model, nn.Module)
-        nn.Module.to(model, device)
-        self._model = model.train(False)
-        self._layers = model.get_submodule("model")
-        self._head = model.get_submodule("lm_head")
+        self._model = load_weights(spec, dtype) if model is None else model
+        nn.Module.to(self._model, device)
+        self._model.train(False).requires_grad_(False)
+        self._layers = self._model.get_submodule("model")
+        self._head = self._model.get_submodule("lm_head")
         self._scale = 1.0 / float(getattr(spec.config, "logits_scaling", None) or 1.0)  # granite divides
         self._device = device
+        self._fused = None
+        if dense is not None and fusable(spec.config):
+            self._fused = DecodeLayers(self._model, spec.config, dense)
+        self.spec = spec
         self.dtype = dtype
 
     @property
@@ -54,20 +57,49 @@ class CausalLM:
         """Bytes of all parameters, shared ones once."""
         return sum(parameter.numel() * parameter.element_size() for parameter in self._model.parameters())
 
+    @property
+    def fused(self) -> bool:
+        """Whether decode runs the fused layers."""
+        return self._fused is not None
+
     def hidden(self, tokens: list[int], positions: list[int], step: Step) -> Tensor:
         """Run the layers over a packed batch: `[tokens, hidden size]` after the last norm."""
+        return self._walk(
+            torch.tensor(tokens, device=self._device), torch.tensor(positions, device=self._device), step
+        )
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """`[n, hidden size]` -> `[n, vocab]` float32."""
+        return self._scaled(self._head(hidden))
+
+    def decode_hidden(self, tokens: Tensor, positions: Tensor, step: Step) -> Tensor:
+        """`hidden` for decode rows alone, by device work alone, so that a CUDA graph can hold it.
+
+        Args:
+            tokens: [rows] int32 or int64 ids.
+            positions: [rows] int32 or int64, each below the model's most positions.
+            step: one with decode rows and no chunks.
+
+        Returns:
+            [rows, hidden size] after the last norm.
+        """
+        if self._fused is not None:
+            return self._fused.hidden(tokens, positions, step.attend)
+        return self._walk(tokens, positions, step)
+
+    def decode_logits(self, hidden: Tensor) -> Tensor:
+        """`logits` of `decode_hidden`'s result, by device work alone."""
+        return self.logits(hidden) if self._fused is None else self._scaled(self._fused.logits(hidden))
+
+    def _walk(self, tokens: Tensor, positions: Tensor, step: Step) -> Tensor:
+        """A packed batch through transformers' layers."""
         output = self._layers(
-            input_ids=torch.tensor([tokens], device=self._device),
-            position_ids=torch.tensor([positions], device=self._device),
-            use_cache=False,
-            step=step,
+            input_ids=tokens.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False, step=step
         )
         states: Tensor = output.last_hidden_state
         return states.squeeze(0)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """`[n, hidden size]` -> `[n, vocab]` float32."""
-        scores: Tensor = self._head(hidden)
+    def _scaled(self, scores: Tensor) -> Tensor:
         return scores.float() * self._scale if self._scale != 1.0 else scores.float()
 
 
