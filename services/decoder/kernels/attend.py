@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 
@@ -59,7 +60,22 @@ def attend_causal(query: Tensor, key: Tensor, value: Tensor, start: int, scaling
     Returns:
         [tokens, query heads, head_dim].
     """
-    tokens = query.shape[0]
+    tokens, heads, head_dim = query.shape
+    if query.is_cuda:
+        # KV heads stand where torch expects a batch, each seen by all its query heads. The kernels that keep
+        # no mask and no scores in memory take this in any dtype; enable_gqa leaves float32 to one that does.
+        per_kv = heads // key.shape[1]
+        shared_key, shared_value = (
+            part.transpose(0, 1).unsqueeze(1).expand(-1, per_kv, -1, -1) for part in (key, value)
+        )
+        out = scaled_dot_product_attention(
+            query.view(tokens, -1, per_kv, head_dim).permute(1, 2, 0, 3),
+            shared_key,
+            shared_value,
+            attn_mask=causal_lower_right(tokens, start + tokens),
+            scale=scaling,
+        )
+        return out.flatten(0, 1).transpose(0, 1)
     seen = None
     if start:
         position = torch.arange(start, start + tokens, device=query.device)
