@@ -29,10 +29,12 @@ class Arena:
         os.close(descriptor)
         self.memory.madvise(mmap.MADV_HUGEPAGE)
         self.words = torch.frombuffer(self.memory, dtype=torch.int32)
-        step = 2**26
+        step = 2**26  # divides 2^31, so that no stretch wraps inside itself
+        numbers = torch.arange(step, dtype=torch.int32)
         for at in range(0, self.words.shape[0], step):
             end = min(at + step, self.words.shape[0])
-            self.words[at:end] = torch.arange(at, end).int()  # wraps: a block's words still tell it apart
+            wrapped = (at + 2**31) % 2**32 - 2**31  # as int32 does; a block's words still tell it apart
+            torch.add(numbers[: end - at], wrapped, out=self.words[at:end])
         self.registered = RegisteredMemory(self.words.data_ptr(), length)
 
 
