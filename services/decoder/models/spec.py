@@ -48,6 +48,17 @@ class ModelSpec:
         if not any(path.glob("*.safetensors")):
             raise SetupError(f"{path} has no *.safetensors; convert the weights with save_pretrained")
         config = _config(path)
+        return cls.of_config(config, path, _eos(path, config), _digest(path))
+
+    @classmethod
+    def of_config(
+        cls, config: PreTrainedConfig, path: Path, eos_token_ids: tuple[int, ...], weights_digest: bytes
+    ) -> ModelSpec:
+        """Sizes of a config alone; `path` is what the model is called, and need not exist.
+
+        Raises:
+            SetupError: the config has a feature that would be computed wrongly.
+        """
         reason = _refusal(config)
         if reason:
             raise SetupError(f"this {config.model_type} checkpoint cannot be served: {reason}")
@@ -61,8 +72,8 @@ class ModelSpec:
             head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
             vocab_size=config.vocab_size,
             max_positions=config.max_position_embeddings,
-            eos_token_ids=_eos(path, config),
-            weights_digest=_digest(path),
+            eos_token_ids=eos_token_ids,
+            weights_digest=weights_digest,
         )
 
 
