@@ -26,7 +26,7 @@ from benchmarks.real_text import real_tokens
 from services.decoder.engine.host_allocator import keep_freed_memory
 from services.decoder.engine.offline import OfflineEngine
 from services.decoder.engine.sequence import Sampling, Sequence
-from services.decoder.kernels.resolve import Counter
+from services.decoder.kernels.counter import Counter
 from services.decoder.models.bundled.directory import default_model
 from services.decoder.models.causal_lm import CausalLM
 from services.decoder.models.spec import ModelSpec

@@ -16,7 +16,9 @@ from services.decoder.attention.heart import Heart
 from services.decoder.attention.quest import Quest
 from services.decoder.attention.selector import Selector
 from services.decoder.engine.runner import Runner
-from services.decoder.kv.batch import DecodeBatch, PrefillChunk
+from services.decoder.kernels.decode_batch import DecodeBatch
+from services.decoder.kernels.twins import Twins
+from services.decoder.kv.batch import PrefillChunk
 
 Sharing = Literal["kv_head", "layer"]
 
@@ -42,16 +44,18 @@ class Variant:
         shape, bounds = runner.shape, runner.bounds
         assert shape.groups == shape.kv_heads
         assert bounds is not None
+        kernels = Twins()
         top_k = self.budget_tokens // shape.block_tokens
 
         def selector(layer: int) -> Selector:
             if not self.budget_tokens or layer < self.dense_layers:
-                return Everything(shape.groups)
+                return Everything()
             if self.quest_sharing == "kv_head":
-                return Quest(shape, bounds.layer(layer), top_k)
-            return _OneChoice(Quest(replace(shape, groups=1), bounds.layer(layer), top_k), shape.groups)
+                return Quest(kernels, shape, bounds.layer(layer), top_k)
+            one = replace(shape, groups=1)
+            return _OneChoice(Quest(kernels, one, bounds.layer(layer), top_k), shape.groups)
 
-        return Heart(shape, runner.residence, [selector(layer) for layer in range(shape.layers)])
+        return Heart(kernels, shape, runner.residence, [selector(layer) for layer in range(shape.layers)])
 
 
 class _OneChoice:
@@ -60,6 +64,7 @@ class _OneChoice:
     def __init__(self, quest: Quest, groups: int) -> None:
         self._quest = quest
         self._groups = groups
+        self.bounds = quest.bounds
 
     def fill(self, chunk: PrefillChunk, key: Tensor) -> None:
         self._quest.fill(chunk, key)
@@ -68,7 +73,8 @@ class _OneChoice:
         self._quest.observe(batch, key)
 
     def select(self, batch: DecodeBatch, query: Tensor) -> Tensor:
-        return self._quest.select(batch, query).expand(-1, self._groups, -1)
+        one = self._quest.select(replace(batch, groups=1), query)
+        return one.repeat_interleave(self._groups, dim=0)
 
 
 DENSE = Variant()

@@ -58,6 +58,14 @@ class DecoderSettings(ServiceSettings):
         0, ge=0, description="capacity of a lane of the hot buffer, tokens; 0 = twice the budget"
     )
 
+    decode_graphs: bool = Field(
+        True, description="on a GPU, replay decode steps as captured CUDA graphs; off: launch by launch"
+    )
+    probe_no_io: bool = Field(
+        False,
+        description="benchmark probe: resolve moves no bytes, so answers are WRONG; hotset_probe is 1",
+    )
+
     max_rows: int = Field(8, ge=1, le=1024, description="choices that run at once")
     max_model_len: int = Field(
         0, ge=0, description="longest prompt + answer, tokens; 0 = the model's own limit"

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from benchmarks.real_text import real_tokens
 from services.decoder.engine.offline import OfflineEngine
 from services.decoder.engine.sequence import Sampling, Sequence
-from services.decoder.kernels.resolve import Counter
+from services.decoder.kernels.counter import Counter
 from services.decoder.models.causal_lm import CausalLM
 from services.decoder.settings import DecoderSettings
 from tests.decoder.recording import Recording

@@ -33,7 +33,7 @@ def test_seats_come_and_go() -> None:
     hot = make()
     assert (hot.slots_total, hot.slots_used) == (ROWS * 3 * sum(CAPACITIES), 0)
     for row in (1, 0, 2):
-        hot.seat(row)
+        hot.seat(row, 2)
         hot.check_integrity()
         for tables, capacity in zip(hot.tables, CAPACITIES, strict=True):
             assert [capacity_of(tables, lane) for lane in range(row * 3, row * 3 + 3)] == [capacity] * 3
@@ -45,8 +45,10 @@ def test_seats_come_and_go() -> None:
     assert hot.slots_used == hot.slots_total * 2 // 3
     hot.leave(0)
     assert hot.slots_used == hot.slots_total * 2 // 3, "a row that left has nothing more to give"
-    hot.seat(0)
+    hot.seat(0, 2)
     for tables in hot.tables:
+        assert (tables.block_to_slot[:3, 2] == 0).all()
+        tables.block_to_slot[:3, 2] = -1
         assert (tables.block_to_slot[:3] == -1).all(), "a new row sees blocks of the one before it"
 
 
@@ -55,7 +57,7 @@ def test_any_history_of_seats_keeps_the_books() -> None:
     for _ in range(120):
         row = chance.randrange(ROWS)
         if row not in seated:
-            hot.seat(row)
+            hot.seat(row, 2)
             seated.add(row)
         elif chance.random() < 0.3:
             hot.leave(row)
@@ -70,7 +72,7 @@ def test_any_history_of_seats_keeps_the_books() -> None:
 def test_resizing_moves_slots_between_lanes() -> None:
     hot = make()
     for row in range(ROWS):
-        hot.seat(row)
+        hot.seat(row, 2)
     with pytest.raises(ValueError, match="layer 1 has 0 free hot slots, 1 are needed"):
         hot.resize(1, 0, 6)
     hot.resize(1, 4, 3)
@@ -124,8 +126,8 @@ FAULTS: tuple[Callable[[HotBuffer], None], ...] = (
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_check_notices(fault: Callable[[HotBuffer], None]) -> None:
     hot = make()
-    hot.seat(0)
-    hot.seat(1)
+    hot.seat(0, 2)
+    hot.seat(1, 2)
     use(hot, 0, [1, 2, 3], 9)
     use(hot, 1, [1, 2, 3], 9)
     hot.check_integrity()

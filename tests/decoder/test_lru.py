@@ -10,9 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.decoder.kernels.lanes import capacity_of, clear, empty_tables, grow, shrink
+from services.decoder.kernels.counter import Counter
+from services.decoder.kernels.lanes import capacity_of, empty_tables, grow, shrink
 from services.decoder.kernels.lru import LaneTables, assign
-from services.decoder.kernels.resolve import Counter, ResolveParams, resolve
+from services.decoder.kernels.resolve import resolve
+from services.decoder.kernels.step_kernels import LayerStore
 from tests.decoder.plain_lru import PlainLane
 
 CPU = torch.device("cpu")
@@ -109,7 +111,7 @@ def test_any_history_equals_the_plain_lru(script: tuple[int, list[int], list[tup
             rig.plain[lane].shrink(count)
         else:
             capacity = capacity_of(rig.tables, lane)
-            rig.free += clear(rig.tables, lane)
+            rig.free += shrink(rig.tables, lane, capacity_of(rig.tables, lane))
             grow(rig.tables, lane, [rig.free.pop() for _ in range(capacity)])
             rig.plain[lane] = PlainLane(list(range(capacity)))
             newest[lane] = 0
@@ -167,7 +169,7 @@ def test_resolve_moves_exactly_the_missing_bytes() -> None:
     home = torch.randperm(300)[: 3 * 64].view(3, 64)
     pool = torch.zeros(len(rig.free) + 18, 8, dtype=torch.int32)
     counters = torch.zeros(len(Counter), dtype=torch.int64)
-    params = ResolveParams(rig.tables, pool, arena, counters)
+    params = LayerStore(rig.tables, pool, arena, counters)
     for step in range(200):
         opened = torch.tensor([step // 4, step // 5, step // 6])
         selected = torch.tensor(

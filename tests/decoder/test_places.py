@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from services.contract.errors import SetupError
-from services.decoder.kv.batch import DecodeBatch, PrefillChunk
+from services.decoder.kernels.places import blocks_of
+from services.decoder.kv.batch import PrefillChunk, decode_batch
 from services.decoder.kv.device_pages import DevicePages
-from services.decoder.kv.row_tables import RowTables
 from services.decoder.kv.shape import KvShape
 from tests.decoder import made_up
 
@@ -54,7 +54,7 @@ def test_device_pages_never_give_a_page_twice() -> None:
 @pytest.mark.parametrize("groups", [1, 3])
 def test_blocks_of_pages(groups: int) -> None:
     pages = torch.tensor([[4, 0, 2], [1, 5, 3]], dtype=torch.int32)
-    got = RowTables.blocks(pages, groups, 3)
+    got = blocks_of(pages, groups, 3)
     assert got.dtype == torch.int64
     assert got.shape == (2, groups, 9)
     for row in range(2):
@@ -68,16 +68,16 @@ def test_blocks_of_pages(groups: int) -> None:
 def test_a_decode_batch_names_the_right_places(groups: int, position: int) -> None:
     shape, tables = made_up.shape(groups), made_up.tables()
     rows, positions = [2, 0, 3], [position, 30, 7]
-    batch = DecodeBatch.build(shape, tables, rows, positions)
+    batch = decode_batch(shape, tables, rows, positions)
     assert batch.most_blocks == max(positions) // 4 + 1
-    assert batch.rows.tolist() == rows
+    assert batch.seats.tolist() == rows
     assert batch.open_block.tolist() == [p // 4 for p in positions]
     pages = -(-batch.most_blocks // 3)
     fresh = [p % 4 == 0 for p in positions]
     assert (None if batch.fresh is None else batch.fresh.tolist()) == (fresh if any(fresh) else None)
     for i, (row, at) in enumerate(zip(rows, positions, strict=True)):
         host, device = tables.host_pages[row], tables.device_pages[row]
-        assert batch.device_pages[i].tolist() == device[:pages].tolist()
+        assert batch.row_device_pages[i].tolist() == device[:pages].tolist()
         assert int(batch.bounds_block[i]) == int(device[at // 12]) * 3 + at % 12 // 4
         for group in range(groups):
             lane = i * groups + group

@@ -20,9 +20,10 @@ from services.decoder.attention.heart import Heart
 from services.decoder.attention.quest import Quest
 from services.decoder.attention.selector import Selector
 from services.decoder.kernels.append import make_records
-from services.decoder.kernels.resolve import Counter
+from services.decoder.kernels.counter import Counter
+from services.decoder.kernels.twins import Twins
 from services.decoder.kv.arena_map import ArenaMap
-from services.decoder.kv.batch import DecodeBatch, PrefillChunk
+from services.decoder.kv.batch import PrefillChunk, decode_batch
 from services.decoder.kv.bounds_index import BoundsIndex
 from services.decoder.kv.full import Full
 from services.decoder.kv.hot_buffer import HotBuffer
@@ -50,9 +51,9 @@ class Rig:
             hot = HotBuffer(self.shape, ROWS, MAX_BLOCKS, (MAX_BLOCKS, capacity), made_up.CPU)
             for pool in hot.pools:
                 pool.fill_(float("nan"))
-            self.residence = Tiered(self.arena, hot, self.tables)
+            self.residence = Tiered(Twins(), self.arena, hot, self.tables)
         else:
-            self.residence = Full(self.arena, self.shape, 21, made_up.CPU)
+            self.residence = Full(Twins(), self.arena, self.shape, 21, made_up.CPU)
             for layer in range(2):
                 self.residence.pool(layer).fill_(float("nan"))
 
@@ -70,13 +71,13 @@ class Rig:
         """One token, [kv_heads, head_dim], at position `at`; returns each layer's selected blocks as
         attention would see them: [groups, top_k, block_tokens, 2, heads, head_dim].
         """
-        batch = DecodeBatch.build(self.shape, self.tables, [row], [at])
+        batch = decode_batch(self.shape, self.tables, [row], [at])
         chosen = torch.tensor([selected] * self.shape.groups, dtype=torch.int32)
         seen = []
         for layer, sign in enumerate((1, -1)):
             placement = self.residence.resolve(layer, batch, chosen)
-            records = make_records(sign * key.unsqueeze(0), sign * value.unsqueeze(0), self.shape.groups)
-            self.residence.append(layer, batch, placement, records)
+            new = sign * key.unsqueeze(0), sign * value.unsqueeze(0)
+            self.residence.append(layer, batch, placement, *new, None)
             assert ((placement.slots < 0) == (chosen < 0)).all()
             seen.append(self.residence.pool(layer)[placement.slots.long()])
         return seen
@@ -231,12 +232,12 @@ def test_the_heart_with_a_budget_of_everything_is_dense_attention(
     """Two rows side by side, prefilled in chunks, through page edges; a hot buffer of the longest row."""
     rig = Rig(tmp_path / "arena", mode, groups, capacity=MAX_BLOCKS)
     shape = rig.shape
-    selectors: list[Selector] = [Everything(groups), Everything(groups)]
+    selectors: list[Selector] = [Everything(), Everything()]
     if selector == "quest":
         bounds = BoundsIndex(rig.arena, shape, 21, 2, made_up.CPU)
         bounds.pool.fill_(float("nan"))
-        selectors = [Quest(shape, bounds.layer(layer), MAX_BLOCKS) for layer in range(2)]
-    heart = Heart(shape, rig.residence, selectors)
+        selectors = [Quest(Twins(), shape, bounds.layer(layer), MAX_BLOCKS) for layer in range(2)]
+    heart = Heart(Twins(), shape, rig.residence, selectors)
     query = torch.randn(2, 50, 6, 8)
     data = [made(50, seed=row) for row in range(2)]
     prompts, rows = (29, 10), (3, 1)
@@ -252,7 +253,7 @@ def test_the_heart_with_a_budget_of_everything_is_dense_attention(
         rig.residence.seat(row, prompt)
     for step in range(20):
         at = [prompt + step for prompt in prompts]
-        batch = DecodeBatch.build(shape, rig.tables, rows, at)
+        batch = decode_batch(shape, rig.tables, rows, at)
         new = [torch.stack([side[i][at[i]] for i in range(2)]) for side in zip(*data, strict=True)]
         now = torch.stack([query[i, at[i]] for i in range(2)])
         for layer in range(2):
@@ -271,14 +272,16 @@ def test_the_heart_with_a_small_budget_attends_to_quests_choice(
     shape, top_k, row, prompt = rig.shape, 3, 2, 30
     bounds = BoundsIndex(rig.arena, shape, 21, 2, made_up.CPU)
     bounds.pool.fill_(float("nan"))
-    heart = Heart(shape, rig.residence, [Everything(groups), Quest(shape, bounds.layer(1), top_k)])
+    heart = Heart(
+        Twins(), shape, rig.residence, [Everything(), Quest(Twins(), shape, bounds.layer(1), top_k)]
+    )
     key, value = made(60)
     query = torch.randn(60, 6, 8)
     chunk = PrefillChunk.build(shape, rig.tables, row, 0, prompt)
     heart.prefill(1, chunk, query[:prompt], key[:prompt], value[:prompt], 1.0)
     rig.residence.seat(row, prompt)
     for at in range(prompt, 60):
-        batch = DecodeBatch.build(shape, rig.tables, [row], [at])
+        batch = decode_batch(shape, rig.tables, [row], [at])
         now = slice(at, at + 1)
         out = heart.decode(1, batch, query[now], key[now], value[now], 1.0)[0]
         opened = at // 4

@@ -13,6 +13,7 @@ from transformers import LlamaConfig
 from services.contract.errors import SetupError
 from services.contract.layout import ArenaLayout
 from services.decoder.engine.memory_plan import MemoryPlan, kv_fingerprint, kv_planes, kv_shape
+from services.decoder.kernels.twins import Twins
 from services.decoder.kv.arena_map import ArenaMap
 from services.decoder.kv.bounds_index import BoundsIndex
 from services.decoder.kv.full import Full
@@ -115,7 +116,7 @@ def test_what_is_planned_is_what_is_allocated(
             table_bytes += sum(part.nbytes for part in parts)
         assert plan.resident_bytes == 0
     else:
-        full = Full(arena, shape, plan.device_pages, CPU)
+        full = Full(Twins(), arena, shape, plan.device_pages, CPU)
         assert plan.resident_bytes == sum(full.pool(layer).nbytes for layer in range(shape.layers))
         assert plan.hot_bytes == 0
     assert plan.table_bytes == table_bytes

@@ -12,7 +12,7 @@ from services.contract.file_header import FileHeader, read_file_header, write_fi
 from services.contract.layout import FILE_HEADER_BYTES, LAYOUT_VERSION, REGION_ALIGNMENT, ArenaLayout
 from services.contract.page_header import PAGE_HEADER
 from services.decoder.kernels.append import make_records
-from services.decoder.kv.row_tables import RowTables
+from services.decoder.kernels.places import blocks_of
 from services.decoder.kv.shape import KvShape
 from services.kvstore.settings import KvStoreSettings
 
@@ -129,7 +129,7 @@ def test_a_record_is_keys_then_values(sharing: str) -> None:
 def test_the_place_of_a_record() -> None:
     shape = _shape("SmolLM2-135M", "float32", "kv_head")
     pages = torch.tensor([[5, 2]])
-    blocks = RowTables.blocks(pages, shape.groups, shape.blocks_per_page)
+    blocks = blocks_of(pages, shape.groups, shape.blocks_per_page)
     for group in range(3):
         for block in range(8):
             page = pages[0, block // 4]

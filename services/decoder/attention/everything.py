@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from services.decoder.kernels.decode_batch import DecodeBatch
 from services.decoder.kernels.select import all_blocks
-from services.decoder.kv.batch import DecodeBatch, PrefillChunk
+from services.decoder.kv.batch import PrefillChunk
 
 
 class Everything:
     """Chooses all blocks in order."""
 
-    def __init__(self, groups: int) -> None:
-        self._groups = groups
+    bounds = None
 
     def fill(self, chunk: PrefillChunk, key: Tensor) -> None:
         """Nothing to remember."""
@@ -25,4 +25,4 @@ class Everything:
 
     def select(self, batch: DecodeBatch, query: Tensor) -> Tensor:
         """All blocks of each row."""
-        return all_blocks(batch.open_block, self._groups, batch.most_blocks)
+        return all_blocks(batch.open_block, batch.groups, batch.most_blocks).flatten(0, 1)

@@ -13,8 +13,10 @@ from torch import Tensor
 
 from services.decoder.attention.selector import Selector
 from services.decoder.kernels.append import make_records
-from services.decoder.kernels.attend import attend_causal, attend_slots
-from services.decoder.kv.batch import DecodeBatch, PrefillChunk
+from services.decoder.kernels.attend import attend_causal
+from services.decoder.kernels.decode_batch import DecodeBatch
+from services.decoder.kernels.step_kernels import StepKernels
+from services.decoder.kv.batch import PrefillChunk
 from services.decoder.kv.residence import Residence
 from services.decoder.kv.shape import KvShape
 
@@ -22,7 +24,10 @@ from services.decoder.kv.shape import KvShape
 class Heart:
     """One residence, one selector a layer."""
 
-    def __init__(self, shape: KvShape, residence: Residence, selectors: Sequence[Selector]) -> None:
+    def __init__(
+        self, kernels: StepKernels, shape: KvShape, residence: Residence, selectors: Sequence[Selector]
+    ) -> None:
+        self._kernels = kernels
         self._shape = shape
         self._residence = residence
         self._selectors = tuple(selectors)
@@ -44,15 +49,13 @@ class Heart:
             [rows, query heads, head_dim].
         """
         selector, residence = self._selectors[layer], self._residence
-        records = make_records(key, value, self._shape.groups)
 
         selector.observe(batch, key)
-        selected = selector.select(batch, query).flatten(0, 1)
+        selected = selector.select(batch, query)
         placement = residence.resolve(layer, batch, selected)
-        residence.append(layer, batch, placement, records)
-        return attend_slots(
-            query, residence.pool(layer), placement.slots, selected, batch.lane_length, scaling
-        )
+        residence.append(layer, batch, placement, key, value, selector.bounds)
+        pool = residence.pool(layer)
+        return self._kernels.attend(batch, query, pool, placement.slots, selected, scaling)
 
     def prefill(
         self, layer: int, chunk: PrefillChunk, query: Tensor, key: Tensor, value: Tensor, scaling: float

@@ -9,20 +9,28 @@ from typing import Protocol
 
 from torch import Tensor
 
-from services.decoder.kv.batch import DecodeBatch, PrefillChunk
+from services.decoder.kernels.decode_batch import DecodeBatch
+from services.decoder.kv.batch import PrefillChunk
 
 
 class Selector(Protocol):
     """One layer's choice. Its index lives in device pages that the scheduler owns."""
 
+    @property
+    def bounds(self) -> Tensor | None:
+        """Block bounds that append keeps up to date, [device pages, blocks a page, kv_heads, 2 * head_dim].
+
+        The open block is chosen without looking at its bounds, so its newest key may come after the choice.
+        """
+
     def fill(self, chunk: PrefillChunk, key: Tensor) -> None:
         """Take in a prefill chunk's keys, `[tokens, kv_heads, head_dim]`."""
 
     def observe(self, batch: DecodeBatch, key: Tensor) -> None:
-        """Take in a decode step's keys, `[rows, kv_heads, head_dim]`."""
+        """Take in a decode step's keys, `[rows, kv_heads, head_dim]`, where the choice depends on them."""
 
     def select(self, batch: DecodeBatch, query: Tensor) -> Tensor:
-        """Choose for `[rows, query heads, head_dim]`: `[rows, groups, top_k]` int32 blocks, -1 = none.
+        """Choose for `[rows, query heads, head_dim]`: `[rows * groups, top_k]` int32 blocks, -1 = none.
 
         The open block is always chosen. Ties break to the lowest block.
         """

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from services.decoder.attention.heart import Heart
-from services.decoder.kv.batch import DecodeBatch, PrefillChunk
+from services.decoder.kernels.decode_batch import DecodeBatch
+from services.decoder.kv.batch import PrefillChunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class Step:
         parts = []
         at = 0
         if self.decode is not None:
-            at = self.decode.rows.shape[0]
+            at = self.decode.seats.shape[0]
             parts.append(self.heart.decode(layer, self.decode, query[:at], key[:at], value[:at], scaling))
         for chunk in self.chunks:
             run = slice(at, at + chunk.end - chunk.start)

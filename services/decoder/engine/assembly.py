@@ -11,9 +11,12 @@ from services.decoder.attention.everything import Everything
 from services.decoder.attention.heart import Heart
 from services.decoder.attention.quest import Quest
 from services.decoder.attention.selector import Selector
+from services.decoder.engine.decode_graphs import DecodeGraphs
 from services.decoder.engine.memory_plan import MemoryPlan
 from services.decoder.engine.runner import Runner
 from services.decoder.engine.scheduler import Limits
+from services.decoder.kernels.step_kernels import StepKernels
+from services.decoder.kernels.twins import Twins
 from services.decoder.kv.arena_map import ArenaMap
 from services.decoder.kv.bounds_index import BoundsIndex
 from services.decoder.kv.full import Full
@@ -27,25 +30,40 @@ from services.decoder.models.causal_lm import CausalLM
 def assemble(plan: MemoryPlan, model: CausalLM, arena: ArenaMap, device: torch.device) -> Runner:
     """Allocate everything that the plan counts, and wire it."""
     shape, settings = plan.shape, plan.settings
+    kernels = step_kernels(plan, device)
     tables = RowTables(settings.max_rows, plan.max_pages, device)
     residence: Residence
     if settings.kv_mode == "tiered":
         hot = HotBuffer(shape, settings.max_rows, plan.max_blocks, plan.capacities, device)
-        residence = Tiered(arena, hot, tables)
+        residence = Tiered(kernels, arena, hot, tables)
     else:
-        residence = Full(arena, shape, plan.device_pages, device)
+        residence = Full(kernels, arena, shape, plan.device_pages, device)
     bounds = None
     if plan.quest_layers:
         bounds = BoundsIndex(arena, shape, plan.device_pages, plan.quest_layers, device)
     dense = shape.layers - plan.quest_layers
     selectors: list[Selector] = [
-        Quest(shape, bounds.layer(layer), plan.top_k)
+        Quest(kernels, shape, bounds.layer(layer), plan.top_k)
         if bounds is not None and layer >= dense
-        else Everything(shape.groups)
+        else Everything()
         for layer in range(shape.layers)
     ]
-    heart = Heart(shape, residence, selectors)
-    return Runner(model, shape, tables, residence, bounds, heart)
+    heart = Heart(kernels, shape, residence, selectors)
+    graphs = None
+    if device.type == "cuda":
+        graphs = DecodeGraphs(model, shape, tables, heart, plan.max_blocks, capture=settings.decode_graphs)
+        graphs.warm_up()
+    return Runner(model, shape, tables, residence, bounds, heart, graphs)
+
+
+def step_kernels(plan: MemoryPlan, device: torch.device) -> StepKernels:
+    """The GPU's kernels on a GPU, the twins elsewhere."""
+    if device.type != "cuda":
+        return Twins()
+    from services.decoder.kernels.gpu.step_kernels import GpuKernels  # needs the gpu extra
+
+    lanes = plan.settings.max_rows * plan.shape.groups
+    return GpuKernels(lanes, plan.shape.heads, device, skip_io=plan.settings.probe_no_io)
 
 
 def limits_of(plan: MemoryPlan) -> Limits:

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from services.decoder.attention.heart import Heart
 from services.decoder.attention.step import Step
+from services.decoder.engine.decode_graphs import DecodeGraphs
 from services.decoder.engine.sampler import sample, score_prompt
 from services.decoder.engine.sequence import SampledToken, Sequence
 from services.decoder.engine.step_plan import StepPlan
-from services.decoder.kv.batch import DecodeBatch, PrefillChunk
+from services.decoder.kv.batch import PrefillChunk, decode_batch
 from services.decoder.kv.bounds_index import BoundsIndex
 from services.decoder.kv.residence import Residence
 from services.decoder.kv.row_tables import RowTables
@@ -33,6 +34,7 @@ class Runner:
     residence: Residence
     bounds: BoundsIndex | None
     heart: Heart
+    graphs: DecodeGraphs | None  # on a GPU, where decode rows run by themselves
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> dict[int, SampledToken]:
@@ -46,9 +48,11 @@ class Runner:
             self.tables.put(row, first, host_pages, device_pages)
         if not plan.tokens:
             return {}
-        hidden = self._forward(plan)
-        self._score_prompts(plan, hidden)
-        results = self._sample(plan, hidden)
+        logits, hidden = self._decode(plan), None
+        if plan.chunks or logits is None:
+            hidden = self._forward(plan, with_decodes=logits is None)
+            self._score_prompts(plan, hidden)
+        results = self._sample(plan, logits, hidden)
         for sequence, _, end in plan.chunks:
             if end == len(sequence.prompt):
                 self.residence.seat(_row(sequence), end)
@@ -56,12 +60,23 @@ class Runner:
             self.bounds.save(self._filled_pages(plan))
         return results
 
-    def _forward(self, plan: StepPlan) -> Tensor:
+    def _decode(self, plan: StepPlan) -> Tensor | None:
+        """Decode rows by graph, `[rows, vocab]`; None where they run packed with the chunks."""
+        if self.graphs is None or not plan.decodes:
+            return None
+        return self.graphs.run(
+            [_row(sequence) for sequence in plan.decodes],
+            [sequence.computed for sequence in plan.decodes],
+            [sequence.generated[-1] for sequence in plan.decodes],
+        )
+
+    def _forward(self, plan: StepPlan, *, with_decodes: bool) -> Tensor:
         """Decode rows first, then the chunks: `[tokens, hidden size]`."""
-        tokens = [sequence.generated[-1] for sequence in plan.decodes]
-        positions = [sequence.computed for sequence in plan.decodes]
-        rows = [_row(sequence) for sequence in plan.decodes]
-        batch = DecodeBatch.build(self.shape, self.tables, rows, positions) if rows else None
+        decodes = plan.decodes if with_decodes else []
+        tokens = [sequence.generated[-1] for sequence in decodes]
+        positions = [sequence.computed for sequence in decodes]
+        rows = [_row(sequence) for sequence in decodes]
+        batch = decode_batch(self.shape, self.tables, rows, positions) if rows else None
         chunks = []
         for sequence, start, end in plan.chunks:
             tokens += sequence.prompt[start:end]
@@ -69,9 +84,12 @@ class Runner:
             chunks.append(PrefillChunk.build(self.shape, self.tables, _row(sequence), start, end))
         return self.model.hidden(tokens, positions, Step(self.heart, batch, tuple(chunks)))
 
-    def _sample(self, plan: StepPlan, hidden: Tensor) -> dict[int, SampledToken]:
-        at = len(plan.decodes)
+    def _sample(
+        self, plan: StepPlan, logits: Tensor | None, hidden: Tensor | None
+    ) -> dict[int, SampledToken]:
+        """Draw for every row that has its next logits; without `logits`, `hidden` begins with the decode rows."""
         sequences = list(plan.decodes)
+        at = len(sequences) if logits is None else 0
         places = list(range(at))
         for sequence, start, end in plan.chunks:
             at += end - start
@@ -80,13 +98,16 @@ class Runner:
                 places.append(at - 1)
         if not sequences:
             return {}
-        logits = self.model.logits(hidden[places])
-        drawn = sample(logits, sequences)
+        parts = [] if logits is None else [logits]
+        if places:
+            assert hidden is not None, "places lie in it"
+            parts.append(self.model.logits(hidden[places]))
+        drawn = sample(parts[0] if len(parts) == 1 else torch.cat(parts), sequences)
         return {_row(s): token for s, token in zip(sequences, drawn, strict=True) if token is not None}
 
     def _score_prompts(self, plan: StepPlan, hidden: Tensor) -> None:
-        """Log probabilities of prompt tokens, for those who asked."""
-        at = len(plan.decodes)
+        """Log probabilities of prompt tokens, for those who asked; the chunks end `hidden`."""
+        at = hidden.shape[0] - sum(end - start for _, start, end in plan.chunks)
         for sequence, start, end in plan.chunks:
             run = slice(at, at + end - start)
             at = run.stop

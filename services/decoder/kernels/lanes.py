@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from services.decoder.kernels.lru import LaneTables
 
@@ -30,6 +31,35 @@ def empty_tables(lanes: int, max_blocks: int, max_capacity: int, device: torch.d
 def capacity_of(tables: LaneTables, lane: int) -> int:
     """Slots that the lane owns."""
     return int((tables.order[lane] >= 0).sum())
+
+
+def seat(tables: LaneTables, lanes: slice, pool_slots: Tensor, opened: int) -> None:
+    """Give lanes that own nothing their slots; the open block takes the first, all others are empty.
+
+    Args:
+        tables: one layer's.
+        lanes: of one row.
+        pool_slots: [lanes, capacity] int32.
+        opened: the row's open block.
+    """
+    capacity = pool_slots.shape[1]
+    tables.pool_slot[lanes, :capacity] = pool_slots
+    # Stale to recent: the empty ones, then the open block's.
+    order = torch.arange(1, capacity + 1, dtype=torch.int32, device=pool_slots.device)
+    order[-1] = 0
+    tables.order[lanes, :capacity] = order
+    tables.slot_to_block[lanes, 0] = opened
+    tables.block_to_slot[lanes, opened] = 0
+    tables.resident[lanes] = 1
+
+
+def leave(tables: LaneTables, lanes: slice) -> None:
+    """Take every slot from lanes, by walking their slots."""
+    blocks = tables.slot_to_block[lanes].long().clamp_min_(0)  # no block 0 remains either
+    tables.block_to_slot[lanes].scatter_(1, blocks, -1)
+    for table in (tables.slot_to_block, tables.pool_slot, tables.order):
+        table[lanes] = -1
+    tables.resident[lanes] = 0
 
 
 def grow(tables: LaneTables, lane: int, pool_slots: Sequence[int]) -> None:
@@ -67,8 +97,3 @@ def shrink(tables: LaneTables, lane: int, count: int) -> list[int]:
     tables.order[lane, : owned - count] = tables.order[lane, count:owned].clone()
     tables.order[lane, owned - count : owned] = -1
     return freed
-
-
-def clear(tables: LaneTables, lane: int) -> list[int]:
-    """Take every slot from the lane, by walking its slots; returns the pool slots that came free."""
-    return shrink(tables, lane, capacity_of(tables, lane))

@@ -10,19 +10,23 @@ import torch
 from torch import Tensor
 
 from services.decoder.kernels.append import append
-from services.decoder.kernels.resolve import Counter
+from services.decoder.kernels.counter import Counter
+from services.decoder.kernels.decode_batch import DecodeBatch
+from services.decoder.kernels.step_kernels import Placement, StepKernels
 from services.decoder.kv.arena_map import ArenaMap
-from services.decoder.kv.batch import DecodeBatch, PrefillChunk
+from services.decoder.kv.batch import PrefillChunk
 from services.decoder.kv.history import gather_history
-from services.decoder.kv.residence import Placement, SlotCount
+from services.decoder.kv.residence import SlotCount
 from services.decoder.kv.shape import KvShape
-from services.decoder.kv.write_through import write_through
 
 
 class Full:
     """A Residence in which every chosen block is a hit."""
 
-    def __init__(self, arena: ArenaMap, shape: KvShape, device_pages: int, device: torch.device) -> None:
+    def __init__(
+        self, kernels: StepKernels, arena: ArenaMap, shape: KvShape, device_pages: int, device: torch.device
+    ) -> None:
+        self._kernels = kernels
         self._shape = shape
         self._arena = [arena.kv_blocks(layer) for layer in range(shape.layers)]
         blocks = device_pages * shape.groups * shape.blocks_per_page
@@ -30,7 +34,7 @@ class Full:
             torch.zeros(blocks, shape.block_elements, dtype=shape.dtype, device=device)
             for _ in range(shape.layers)
         ]
-        self.counters = torch.zeros(shape.layers, len(Counter), dtype=torch.int64)
+        self.counters = torch.zeros(shape.layers, len(Counter), dtype=torch.int64, device=device)
 
     def seat(self, row: int, tokens: int) -> None:
         """Nothing to do: prefill wrote the pages."""
@@ -40,20 +44,20 @@ class Full:
 
     def resolve(self, layer: int, batch: DecodeBatch, selected: Tensor) -> Placement:
         """A look-up in the row's page table."""
-        blocks = batch.device_blocks
-        absent = selected < 0
-        slots = blocks.gather(1, selected.long().clamp_min(0)).masked_fill_(absent, -1)
-        open_slot = blocks.gather(1, batch.lane_open_block.unsqueeze(1)).squeeze(1)
-        chosen = selected.numel() - int(torch.count_nonzero(absent))
-        self.counters[layer, Counter.CHOSEN] += chosen
-        self.counters[layer, Counter.HITS] += chosen
-        return Placement(slots.int(), open_slot.int())
+        return self._kernels.locate(batch, selected, self.counters[layer])
 
-    def append(self, layer: int, batch: DecodeBatch, placement: Placement, records: Tensor) -> None:
+    def append(
+        self,
+        layer: int,
+        batch: DecodeBatch,
+        placement: Placement,
+        key: Tensor,
+        value: Tensor,
+        bounds: Tensor | None,
+    ) -> None:
         """Write the device's page and the arena's."""
-        write_through(
-            self._shape, batch, placement.open_slot, records, self._pools[layer], self._arena[layer]
-        )
+        pool, arena = self._pools[layer], self._arena[layer]
+        self._kernels.append(batch, placement.open_slot, key, value, pool, arena, bounds)
 
     def pool(self, layer: int) -> Tensor:
         """The layer's pages, as blocks."""

@@ -5,20 +5,13 @@ Knows no selector and no attention.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from services.decoder.kv.batch import DecodeBatch, PrefillChunk
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """Where a step's blocks lie in a layer's pool."""
-
-    slots: Tensor  # [lanes, top_k] int32, -1 where nothing was selected
-    open_slot: Tensor  # [lanes] int32
+from services.decoder.kernels.decode_batch import DecodeBatch
+from services.decoder.kernels.step_kernels import Placement
+from services.decoder.kv.batch import PrefillChunk
 
 
 class SlotCount(NamedTuple):
@@ -42,8 +35,19 @@ class Residence(Protocol):
     def resolve(self, layer: int, batch: DecodeBatch, selected: Tensor) -> Placement:
         """Make every selected block (`[lanes, top_k]` int32) readable in the layer's pool."""
 
-    def append(self, layer: int, batch: DecodeBatch, placement: Placement, records: Tensor) -> None:
-        """Write one record a lane (`[lanes, record elements]`) to the open slots and to the arena."""
+    def append(
+        self,
+        layer: int,
+        batch: DecodeBatch,
+        placement: Placement,
+        key: Tensor,
+        value: Tensor,
+        bounds: Tensor | None,
+    ) -> None:
+        """Write a token a row to the open slots, to the arena and into the selector's bounds, if it has any.
+
+        Shapes: `key` and `value` [rows, kv_heads, head_dim], `bounds` as StepKernels.append says.
+        """
 
     def pool(self, layer: int) -> Tensor:
         """[pool slots, block_tokens, 2, heads of a group, head_dim], what placements point into."""

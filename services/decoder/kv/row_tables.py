@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
 
 class RowTables:
@@ -23,20 +22,3 @@ class RowTables:
         last = first + len(host_pages)
         self.host_pages[row, first:last] = torch.tensor(host_pages, dtype=torch.int32)
         self.device_pages[row, first:last] = torch.tensor(device_pages, dtype=torch.int32)
-
-    @staticmethod
-    def blocks(pages: Tensor, groups: int, blocks_per_page: int) -> Tensor:
-        """Physical block numbers of all the blocks of some pages.
-
-        Args:
-            pages: [rows, P] physical pages.
-            groups: groups of a page.
-            blocks_per_page: blocks of a group.
-
-        Returns:
-            [rows, groups, P * blocks_per_page] int64: (page * groups + group) * blocks_per_page + block.
-        """
-        group = torch.arange(groups, device=pages.device).view(1, -1, 1, 1)
-        block = torch.arange(blocks_per_page, device=pages.device)
-        first = (pages.long().view(pages.shape[0], 1, -1, 1) * groups + group) * blocks_per_page
-        return (first + block).flatten(2)

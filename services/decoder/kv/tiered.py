@@ -5,54 +5,51 @@ Knows how the two are kept in step; which blocks are read is the selector's choi
 
 from __future__ import annotations
 
-from time import perf_counter_ns
-
 import torch
 from torch import Tensor
 
-from services.decoder.kernels.lru import assign
-from services.decoder.kernels.resolve import Counter, ResolveParams, resolve
+from services.decoder.kernels.counter import Counter
+from services.decoder.kernels.decode_batch import DecodeBatch
+from services.decoder.kernels.places import blocks_of
+from services.decoder.kernels.step_kernels import LayerStore, Placement, StepKernels
 from services.decoder.kv.arena_map import ArenaMap
-from services.decoder.kv.batch import DecodeBatch, PrefillChunk
+from services.decoder.kv.batch import PrefillChunk
 from services.decoder.kv.history import gather_history
 from services.decoder.kv.hot_buffer import HotBuffer
-from services.decoder.kv.residence import Placement, SlotCount
+from services.decoder.kv.residence import SlotCount
 from services.decoder.kv.row_tables import RowTables
-from services.decoder.kv.write_through import write_through
 
 
 class Tiered:
     """The Residence of DESIGN section 3."""
 
-    def __init__(self, arena: ArenaMap, hot: HotBuffer, tables: RowTables) -> None:
+    def __init__(self, kernels: StepKernels, arena: ArenaMap, hot: HotBuffer, tables: RowTables) -> None:
         shape = hot.shape
         self.hot = hot
+        self._kernels = kernels
         self._shape = shape
         self._tables = tables
         self._seated: set[int] = set()
-        self._arena = [arena.kv_blocks(layer) for layer in range(shape.layers)]
-        self.counters = torch.zeros(shape.layers, len(Counter), dtype=torch.int64)
-        self._params = [
-            ResolveParams(hot.tables[layer], hot.pools[layer], self._arena[layer], self.counters[layer])
+        device = tables.host_pages.device
+        self.counters = torch.zeros(shape.layers, len(Counter), dtype=torch.int64, device=device)
+        self._layers = [
+            LayerStore(hot.tables[layer], hot.pools[layer], arena.kv_blocks(layer), self.counters[layer])
             for layer in range(shape.layers)
         ]
 
     def seat(self, row: int, tokens: int) -> None:
         """Give `row` its hot slots and load the filled part of its open block."""
         shape = self._shape
-        self.hot.seat(row)
-        self._seated.add(row)
         opened = (tokens - 1) // shape.block_tokens
         filled = tokens - opened * shape.block_tokens
-        lanes = torch.arange(row * shape.groups, (row + 1) * shape.groups)
-        nothing = torch.full((shape.groups, 1), -1, dtype=torch.int32)
+        self.hot.seat(row, opened)
+        self._seated.add(row)
         pages = self._tables.host_pages[row : row + 1, : shape.pages_for(tokens)]
-        home = RowTables.blocks(pages, shape.groups, shape.blocks_per_page)[0, :, opened]
-        for params in self._params:
-            slot = assign(params.tables, lanes, nothing, torch.full((shape.groups,), opened)).open_slot.long()
-            block = params.arena.index_select(0, home).view(shape.groups, shape.block_tokens, -1)
+        home = blocks_of(pages, shape.groups, shape.blocks_per_page)[0, :, opened]
+        for layer, store in enumerate(self._layers):
+            block = store.arena.index_select(0, home).view(shape.groups, shape.block_tokens, -1)
             block[:, filled:] = 0  # whatever an earlier owner of the page left there
-            params.pool.index_copy_(0, slot, block.view(shape.groups, -1))
+            store.pool.index_copy_(0, self.hot.open_slots(layer, row), block.view(shape.groups, -1))
 
     def leave(self, row: int) -> None:
         """Take the row's hot slots."""
@@ -62,17 +59,20 @@ class Tiered:
 
     def resolve(self, layer: int, batch: DecodeBatch, selected: Tensor) -> Placement:
         """The resolve of DESIGN section 4."""
-        begun = perf_counter_ns()
-        params = self._params[layer]
-        found = resolve(params, batch.lanes, selected, batch.lane_open_block, batch.host_blocks)
-        params.counters[Counter.NANOSECONDS] += perf_counter_ns() - begun
-        return Placement(found.slots, found.open_slot)
+        return self._kernels.resolve(batch, self._layers[layer], selected)
 
-    def append(self, layer: int, batch: DecodeBatch, placement: Placement, records: Tensor) -> None:
+    def append(
+        self,
+        layer: int,
+        batch: DecodeBatch,
+        placement: Placement,
+        key: Tensor,
+        value: Tensor,
+        bounds: Tensor | None,
+    ) -> None:
         """Write through: hot slot and arena."""
-        write_through(
-            self._shape, batch, placement.open_slot, records, self.hot.pools[layer], self._arena[layer]
-        )
+        store = self._layers[layer]
+        self._kernels.append(batch, placement.open_slot, key, value, store.pool, store.arena, bounds)
 
     def pool(self, layer: int) -> Tensor:
         """The layer's hot slots."""
@@ -81,11 +81,13 @@ class Tiered:
 
     def write(self, layer: int, chunk: PrefillChunk, records: Tensor) -> None:
         """Prefill writes the arena only; decode fetches what it chooses."""
-        self._arena[layer].view(-1, self._shape.record_elements).index_copy_(0, chunk.host_records, records)
+        self._layers[layer].arena.view(-1, self._shape.record_elements).index_copy_(
+            0, chunk.host_records, records
+        )
 
     def history(self, layer: int, chunk: PrefillChunk) -> tuple[Tensor, Tensor]:
         """From the arena."""
-        return gather_history(self._shape, self._arena[layer], chunk.host_blocks, chunk.start)
+        return gather_history(self._shape, self._layers[layer].arena, chunk.host_blocks, chunk.start)
 
     def hot_slots(self) -> SlotCount:
         """Of the hot buffer."""

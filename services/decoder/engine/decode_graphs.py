@@ -1,0 +1,126 @@
+"""Decode on a GPU: one captured graph a batch size, one replay a step, nothing in between that waits.
+
+Knows rows, tokens and positions; not whose they are. Batches are padded up to the next captured size; the
+padding rows write nothing. Without graphs the same work is launched piece by piece and gives the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from services.decoder.attention.heart import Heart
+from services.decoder.attention.step import Step
+from services.decoder.kernels.decode_batch import DecodeBatch
+from services.decoder.kv.row_tables import RowTables
+from services.decoder.kv.shape import KvShape
+from services.decoder.models.causal_lm import CausalLM
+
+_SMALL_SIZES = (1, 2, 4, 8)
+_STRIDE = 8  # between larger sizes; from 64 on twice, from 256 on eight times as much
+
+
+def batch_sizes(max_rows: int) -> list[int]:
+    """The sizes captured: few, and never more than an eighth above what runs, from 8 rows on."""
+    sizes = [size for size in _SMALL_SIZES if size < max_rows]
+    at = 16
+    while at < max_rows:
+        sizes.append(at)
+        at += _STRIDE if at < 64 else 2 * _STRIDE if at < 256 else 8 * _STRIDE
+    return [*sizes, max_rows]
+
+
+class DecodeGraphs:
+    """Computes the logits of decode rows. One thread calls it."""
+
+    def __init__(
+        self,
+        model: CausalLM,
+        shape: KvShape,
+        tables: RowTables,
+        heart: Heart,
+        max_blocks: int,
+        *,
+        capture: bool,
+    ) -> None:
+        """Make the inputs; with `capture`, graphs are captured by `warm_up`, before the first step."""
+        self._model = model
+        self._shape = shape
+        self._tables = tables
+        self._heart = heart
+        self._max_blocks = max_blocks
+        self._capture = capture
+        rows, self._device = tables.host_pages.shape[0], tables.host_pages.device
+        self._sizes = batch_sizes(rows)
+        # seats, lengths, tokens of every row, then the number of real rows: one copy a step.
+        self._staged = torch.zeros(3 * rows + 1, dtype=torch.int32, pin_memory=True)
+        self._inputs = torch.zeros(3 * rows + 1, dtype=torch.int32, device=self._device)
+        self._inputs[rows : 2 * rows] = 1
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._logits: dict[int, Tensor] = {}
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Compile every kernel and capture every graph, the largest first: the others fit into its memory."""
+        pool = torch.cuda.graph_pool_handle()
+        for size in reversed(self._sizes):
+            stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                self._compute(size)  # no row is real yet, so nothing is written
+            torch.cuda.current_stream().wait_stream(stream)
+            if self._capture:
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, pool=pool):
+                    self._logits[size] = self._compute(size)
+                self._graphs[size] = graph
+
+    def run(self, rows: Sequence[int], positions: Sequence[int], tokens: Sequence[int]) -> Tensor:
+        """The next token's logits.
+
+        Args:
+            rows: distinct rows of the tables.
+            positions: of each row's newest token.
+            tokens: the newest tokens.
+
+        Returns:
+            [rows, vocab] float32, valid until the next call.
+        """
+        count = len(rows)
+        size = next(size for size in self._sizes if size >= count)
+        self._stage(rows, positions, tokens)
+        if not self._capture:
+            return self._compute(size)[:count]
+        self._graphs[size].replay()
+        return self._logits[size][:count]
+
+    def _stage(self, rows: Sequence[int], positions: Sequence[int], tokens: Sequence[int]) -> None:
+        count, most = len(rows), self._tables.host_pages.shape[0]
+        staged = self._staged.numpy()
+        staged[:count] = rows
+        staged[most : most + count] = positions
+        staged[most : most + count] += 1
+        staged[most + count : 2 * most] = 1  # a padding row has one token
+        staged[2 * most : 2 * most + count] = tokens
+        staged[3 * most] = count
+        self._inputs.copy_(self._staged, non_blocking=True)
+
+    def _compute(self, size: int) -> Tensor:
+        most = self._tables.host_pages.shape[0]
+        seats, length = self._inputs[:size], self._inputs[most : most + size]
+        batch = DecodeBatch(
+            seats=seats,
+            length=length,
+            real_rows=self._inputs[3 * most :],
+            host_pages=self._tables.host_pages,
+            device_pages=self._tables.device_pages,
+            groups=self._shape.groups,
+            block_tokens=self._shape.block_tokens,
+            blocks_per_page=self._shape.blocks_per_page,
+            most_blocks=self._max_blocks,
+        )
+        tokens = self._inputs[2 * most : 2 * most + size]
+        hidden = self._model.decode_hidden(tokens, length - 1, Step(self._heart, batch, ()))
+        return self._model.decode_logits(hidden)

@@ -1,0 +1,107 @@
+"""What a decode step does to KV, layer by layer, whatever the device.
+
+Two implementations: the twins (twins.py), which are the definition and run anywhere, and the GPU's
+(gpu/step_kernels.py), which agree with them slot for slot. Which one an engine uses is settled once, when it
+is put together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from services.decoder.kernels.decode_batch import DecodeBatch
+from services.decoder.kernels.lru import LaneTables
+
+
+@dataclass(frozen=True, slots=True)
+class LayerStore:
+    """What one layer of a hot buffer brings to resolve."""
+
+    tables: LaneTables
+    pool: Tensor  # [pool slots, block elements]
+    arena: Tensor  # [host blocks, block elements], in the order of docs/records.md
+    counters: Tensor  # [len(Counter)] int64
+
+
+class Placement(NamedTuple):
+    """Where a step's blocks lie in a layer's pool."""
+
+    slots: Tensor  # [L, top_k] int32, -1 where nothing was selected
+    open_slot: Tensor  # [L] int32
+
+
+class StepKernels(Protocol):
+    """Shapes as DecodeBatch names them: R rows, L = R * groups lanes."""
+
+    def select(self, batch: DecodeBatch, bounds: Tensor, query: Tensor, top_k: int) -> Tensor:
+        """Quest's choice.
+
+        Args:
+            batch: the step's rows.
+            bounds: [device pages, blocks a page, kv_heads, 2 * head_dim], as bounds.py keeps them.
+            query: [R, query heads, head_dim].
+            top_k: most blocks a lane.
+
+        Returns:
+            [L, at most top_k] int32 blocks, the open one always among them, -1 pads.
+        """
+
+    def resolve(self, batch: DecodeBatch, layer: LayerStore, selected: Tensor) -> Placement:
+        """Make every selected block readable in the layer's pool, as DESIGN section 4 says.
+
+        Args:
+            batch: the step's rows.
+            layer: tables and bytes.
+            selected: [L, top_k] int32 blocks, -1 = none.
+        """
+
+    def locate(self, batch: DecodeBatch, selected: Tensor, counters: Tensor) -> Placement:
+        """Where device-resident blocks lie: `resolve` for a pool that holds everything.
+
+        Args:
+            batch: the step's rows.
+            selected: [L, top_k] int32 blocks, -1 = none.
+            counters: [len(Counter)] int64; everything chosen counts as a hit.
+        """
+
+    def append(
+        self,
+        batch: DecodeBatch,
+        open_slot: Tensor,
+        key: Tensor,
+        value: Tensor,
+        pool: Tensor,
+        arena: Tensor,
+        bounds: Tensor | None,
+    ) -> None:
+        """Write each row's new record to its open slot and, through, to the arena; widen the block's bounds.
+
+        Args:
+            batch: the step's rows.
+            open_slot: [L] int32 blocks of `pool`.
+            key: [R, kv_heads, head_dim], after rope.
+            value: [R, kv_heads, head_dim].
+            pool: [pool slots, block elements].
+            arena: [host blocks, block elements].
+            bounds: [device pages, blocks a page, kv_heads, 2 * head_dim], or None where none are kept.
+        """
+
+    def attend(
+        self, batch: DecodeBatch, query: Tensor, pool: Tensor, slots: Tensor, selected: Tensor, scaling: float
+    ) -> Tensor:
+        """One query a row over the blocks in `slots`, masked to the row's length.
+
+        Args:
+            batch: the step's rows.
+            query: [R, query heads, head_dim].
+            pool: [pool slots, block_tokens, 2, heads of a group, head_dim].
+            slots: [L, top_k] int32, -1 = none.
+            selected: [L, top_k] int32, the blocks in those slots, -1 = none.
+            scaling: factor on q.k.
+
+        Returns:
+            [R, query heads, head_dim].
+        """

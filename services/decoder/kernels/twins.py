@@ -1,0 +1,81 @@
+"""The twins behind StepKernels: plain torch, on any device; the definition of every operation.
+
+Knows nothing of padding rows: a twin's batch has none.
+"""
+
+from __future__ import annotations
+
+from time import perf_counter_ns
+
+import torch
+from torch import Tensor
+
+from services.decoder.kernels.append import append, make_records
+from services.decoder.kernels.attend import attend_slots
+from services.decoder.kernels.bounds import append_bounds
+from services.decoder.kernels.counter import Counter
+from services.decoder.kernels.decode_batch import DecodeBatch
+from services.decoder.kernels.resolve import resolve
+from services.decoder.kernels.select import all_blocks, score_blocks, top_blocks
+from services.decoder.kernels.step_kernels import LayerStore, Placement
+
+
+class Twins:
+    """Implements StepKernels."""
+
+    def select(self, batch: DecodeBatch, bounds: Tensor, query: Tensor, top_k: int) -> Tensor:
+        """Top-k by upper bound; everything where everything fits the budget."""
+        if batch.most_blocks <= top_k:
+            return all_blocks(batch.open_block, batch.groups, batch.most_blocks).flatten(0, 1)
+        scores = score_blocks(bounds, batch.row_device_pages, query, batch.groups)
+        return top_blocks(scores, batch.open_block, top_k).flatten(0, 1)
+
+    def resolve(self, batch: DecodeBatch, layer: LayerStore, selected: Tensor) -> Placement:
+        """kernels/resolve.py, timed."""
+        begun = perf_counter_ns()
+        found = resolve(layer, batch.lanes, selected, batch.lane_open_block, batch.host_blocks)
+        layer.counters[Counter.NANOSECONDS] += perf_counter_ns() - begun
+        return Placement(found.slots, found.open_slot)
+
+    def locate(self, batch: DecodeBatch, selected: Tensor, counters: Tensor) -> Placement:
+        """A look-up in the rows' page tables."""
+        blocks = batch.device_blocks
+        absent = selected < 0
+        slots = blocks.gather(1, selected.long().clamp_min(0)).masked_fill_(absent, -1)
+        open_slot = blocks.gather(1, batch.lane_open_block.unsqueeze(1)).squeeze(1)
+        chosen = selected.numel() - int(torch.count_nonzero(absent))
+        counters[Counter.CHOSEN] += chosen
+        counters[Counter.HITS] += chosen
+        return Placement(slots.int(), open_slot.int())
+
+    def append(
+        self,
+        batch: DecodeBatch,
+        open_slot: Tensor,
+        key: Tensor,
+        value: Tensor,
+        pool: Tensor,
+        arena: Tensor,
+        bounds: Tensor | None,
+    ) -> None:
+        """Records on both sides, then the bounds."""
+        records = make_records(key, value, batch.groups)
+        opened = open_slot.long()
+        if batch.lane_fresh is not None:
+            # Whatever the slot held was another block's; the twin of attend multiplies it, if only by zero.
+            pool[opened[batch.lane_fresh]] = 0
+        append(
+            records,
+            pool.view(-1, records.shape[1]),
+            opened * batch.block_tokens + batch.lane_offset,
+            arena.view(-1, records.shape[1]),
+            batch.host_record,
+        )
+        if bounds is not None:
+            append_bounds(bounds.flatten(0, 1), key, batch.bounds_block, batch.fresh)
+
+    def attend(
+        self, batch: DecodeBatch, query: Tensor, pool: Tensor, slots: Tensor, selected: Tensor, scaling: float
+    ) -> Tensor:
+        """kernels/attend.py."""
+        return attend_slots(query, pool, slots, selected, batch.lane_length, scaling)
