@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from services.contract.errors import SetupError
+from services.decoder.kernels.gpu.append import AppendShape
 from services.decoder.kernels.gpu.attend import AttendShape
 from services.decoder.kernels.gpu.compile import compile_kernel
+from services.decoder.kernels.gpu.locate import LocateShape
 from services.decoder.kernels.gpu.resolve import ResolveShape
 
 CLUSTERS = {"sm_80": (1,), "sm_90": (1, 8), "sm_100": (1, 8)}  # before sm_90 there are no clusters
@@ -38,6 +40,15 @@ def test_attend_compiles(arch: str, head_dim: int) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         shape = AttendShape(head_dim, group_size=4, block_tokens=16, dtype=dtype)
         assert compile_kernel("attend", shape.defines, arch)[:4] == b"\x7fELF"
+
+
+@pytest.mark.parametrize("arch", CLUSTERS)
+def test_append_and_locate_compile(arch: str) -> None:
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        append = AppendShape(64, kv_heads=3, groups=3, block_tokens=16, blocks_per_page=4, dtype=dtype)
+        assert compile_kernel("append", append.defines, arch)[:4] == b"\x7fELF"
+    locate = LocateShape(top_k=128, groups=8, block_tokens=16, blocks_per_page=4)
+    assert compile_kernel("locate", locate.defines, arch)[:4] == b"\x7fELF"
 
 
 def test_a_kernel_that_does_not_compile_says_why() -> None:
