@@ -1,4 +1,4 @@
-"""append.cu against its twin, byte for byte: pool, arena and bounds, at a block's first and last token and between."""
+"""append.cu against its twin, byte for byte: pool, arena and bounds, at any place in a block."""
 
 from __future__ import annotations
 
