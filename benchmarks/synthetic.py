@@ -3,7 +3,7 @@
     python -m benchmarks.synthetic qwen3-8b [--layers N] [--device cuda:0] [--out DIR [--tokenizer DIR]]
 
 Without `--out` the model is made on the device, counted and dropped. With it, a checkpoint is written that
-the server loads as any other; its tokenizer is the bundled model's, so text goes in and, of a kind, comes out.
+the server loads as any other. Its tokenizer is the bundled model's: text goes in and, of a kind, comes out.
 """
 
 from __future__ import annotations
