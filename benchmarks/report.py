@@ -27,6 +27,17 @@ def processor() -> str:
     return platform.machine()
 
 
+def gpu() -> dict[str, str]:
+    """Name and driver of the GPU."""
+    done = subprocess.run(
+        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return {"card": torch.cuda.get_device_name(), "driver": done.stdout.strip() or "unknown"}
+
+
 def commit() -> str:
     """The commit measured, `-dirty` if the tree differs; HOTSET_COMMIT where there is no repository."""
     if named := os.environ.get("HOTSET_COMMIT"):

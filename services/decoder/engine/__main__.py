@@ -53,7 +53,7 @@ def load(settings: EngineSettings, store: StoreSession, servicer: EngineServicer
     import torch
     from transformers.utils import logging as transformers_logging
 
-    from services.decoder.engine.assembly import assemble, limits_of
+    from services.decoder.engine.assembly import assemble, dense_ops, limits_of
     from services.decoder.engine.host_allocator import keep_freed_memory
     from services.decoder.engine.loop import Loop
     from services.decoder.engine.memory_plan import MemoryPlan, kv_fingerprint, kv_planes, kv_shape
@@ -76,7 +76,7 @@ def load(settings: EngineSettings, store: StoreSession, servicer: EngineServicer
     layout = store.attach(kv_fingerprint(spec, shape), shape.page_tokens, planes, settings.store_wait_seconds)
     arena = ArenaMap(store.arena_path, layout, shape, device)
     servicer.progress(f"loading weights from {settings.model}")
-    model = CausalLM(spec, dtype, device)
+    model = CausalLM(spec, dtype, device, dense=dense_ops(device))
     plan = MemoryPlan.derive(settings, spec, shape, layout, model.weight_bytes)
     servicer.progress("allocating the hot buffer and its tables")
     runner = assemble(plan, model, arena, device)

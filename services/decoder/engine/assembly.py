@@ -5,6 +5,8 @@ Knows every part by its constructor and none by its inside.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from services.decoder.attention.everything import Everything
@@ -15,6 +17,7 @@ from services.decoder.engine.decode_graphs import DecodeGraphs
 from services.decoder.engine.memory_plan import MemoryPlan
 from services.decoder.engine.runner import Runner
 from services.decoder.engine.scheduler import Limits
+from services.decoder.kernels.dense import DenseOps
 from services.decoder.kernels.step_kernels import StepKernels
 from services.decoder.kernels.twins import Twins
 from services.decoder.kv.arena_map import ArenaMap
@@ -26,9 +29,20 @@ from services.decoder.kv.row_tables import RowTables
 from services.decoder.kv.tiered import Tiered
 from services.decoder.models.causal_lm import CausalLM
 
+Wrap = Callable[[int, Selector], Selector]
 
-def assemble(plan: MemoryPlan, model: CausalLM, arena: ArenaMap, device: torch.device) -> Runner:
-    """Allocate everything that the plan counts, and wire it."""
+
+def assemble(
+    plan: MemoryPlan,
+    model: CausalLM,
+    arena: ArenaMap,
+    device: torch.device,
+    wrap: Wrap = lambda layer, selector: selector,
+) -> Runner:
+    """Allocate everything that the plan counts, and wire it.
+
+    `wrap` may put another selector before a layer's own: a recorder of choices, or a benchmark's trace.
+    """
     shape, settings = plan.shape, plan.settings
     kernels = step_kernels(plan, device)
     tables = RowTables(settings.max_rows, plan.max_pages, device)
@@ -48,6 +62,7 @@ def assemble(plan: MemoryPlan, model: CausalLM, arena: ArenaMap, device: torch.d
         else Everything()
         for layer in range(shape.layers)
     ]
+    selectors = [wrap(layer, selector) for layer, selector in enumerate(selectors)]
     heart = Heart(kernels, shape, residence, selectors)
     graphs = None
     if device.type == "cuda":
@@ -62,8 +77,7 @@ def step_kernels(plan: MemoryPlan, device: torch.device) -> StepKernels:
         return Twins()
     from services.decoder.kernels.gpu.step_kernels import GpuKernels  # needs the gpu extra
 
-    lanes = plan.settings.max_rows * plan.shape.groups
-    return GpuKernels(lanes, plan.shape.heads, device, skip_io=plan.settings.probe_no_io)
+    return GpuKernels(skip_io=plan.settings.probe_no_io)
 
 
 def limits_of(plan: MemoryPlan) -> Limits:
@@ -76,3 +90,12 @@ def limits_of(plan: MemoryPlan) -> Limits:
         block_tokens=plan.shape.block_tokens,
         page_tokens=plan.shape.page_tokens,
     )
+
+
+def dense_ops(device: torch.device) -> DenseOps | None:
+    """What decode's layers are computed with: fused kernels on a GPU; elsewhere transformers' layers do."""
+    if device.type != "cuda":
+        return None
+    from services.decoder.kernels.gpu.dense import GpuDense  # needs the gpu extra
+
+    return GpuDense()

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from services.contract.layout import ArenaLayout
-from services.decoder.engine.assembly import assemble, limits_of
+from services.decoder.engine.assembly import Wrap, assemble, dense_ops, limits_of
 from services.decoder.engine.host_pages import LocalPages
 from services.decoder.engine.memory_plan import MemoryPlan, kv_planes, kv_shape
 from services.decoder.engine.scheduler import Scheduler
@@ -29,11 +29,19 @@ from services.decoder.settings import DecoderSettings
 class OfflineEngine:
     """Its arena's file has no name, so nothing is left behind however the process ends."""
 
-    def __init__(self, settings: DecoderSettings, arena_bytes: int, model: CausalLM | None = None) -> None:
-        """Load the model, or take one of the same checkpoint that is loaded already, in its dtype."""
+    def __init__(
+        self,
+        settings: DecoderSettings,
+        arena_bytes: int,
+        model: CausalLM | None = None,
+        wrap: Wrap = lambda layer, selector: selector,
+    ) -> None:
+        """Load the model, or take one that is loaded already, with its spec and dtype; `wrap` as in assembly."""
         device = resolve_device(settings.device)
-        spec = ModelSpec.read(settings.model)
-        self.model = model or CausalLM(spec, resolve_dtype(settings.dtype, device), device)
+        if model is None:
+            spec = ModelSpec.read(settings.model)
+            model = CausalLM(spec, resolve_dtype(settings.dtype, device), device, dense=dense_ops(device))
+        spec, self.model = model.spec, model
         shape = kv_shape(settings, spec, self.model.dtype)
         layout = ArenaLayout.fit(arena_bytes, shape.page_tokens, kv_planes(settings, shape))
         self.plan = MemoryPlan.derive(settings, spec, shape, layout, self.model.weight_bytes)
@@ -47,7 +55,7 @@ class OfflineEngine:
         self.host = LocalPages(layout.page_count)
         self.device_pages = DevicePages(self.plan.device_pages)
         self.scheduler = Scheduler(limits_of(self.plan), self.host, self.device_pages)
-        self.runner = assemble(self.plan, self.model, self.arena, device)
+        self.runner = assemble(self.plan, self.model, self.arena, device, wrap)
         self.on_plan: Callable[[StepPlan], None] = lambda plan: None
 
     def generate(self, sequences: list[Sequence]) -> None:

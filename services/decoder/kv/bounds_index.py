@@ -34,6 +34,6 @@ class BoundsIndex:
         """Copy the bounds of full pages, given as (host page, device page), to the arena."""
         if not pages:
             return
-        host, device = torch.tensor(pages).unbind(1)
+        host, device = torch.tensor(pages, device=self.pool.device).unbind(1)
         for pool, arena in zip(self.pool, self._arena, strict=True):
             arena.index_copy_(0, host, pool.index_select(0, device))

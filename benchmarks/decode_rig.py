@@ -1,0 +1,145 @@
+"""An offline engine whose rows are in the middle of long contexts, without the prefill that led there.
+
+Knows how the scheduler and the runner are told so; not what is timed. KV and bounds are random numbers, so
+attention and Quest do all of their work. What tiered misses cannot come from a random model, whose choices
+mean nothing: `Traced` puts a choice of a known miss rate in place of Quest's, after Quest has chosen.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from services.decoder.attention.selector import Selector
+from services.decoder.engine.offline import OfflineEngine
+from services.decoder.engine.sequence import SampledToken, Sampling, Sequence
+from services.decoder.kernels.decode_batch import DecodeBatch
+from services.decoder.kv.batch import PrefillChunk
+from services.decoder.models.causal_lm import CausalLM
+from services.decoder.settings import DecoderSettings
+
+BLOCK_TOKENS = 16
+ANSWER_TOKENS = 200  # room behind the context
+
+
+class Trace:
+    """Choices of which exactly `misses` a lane and step are not among the last `capacity` blocks.
+
+    A lane's blocks stand on a ring in random order; each step the window of chosen ones moves on by `misses`,
+    so what enters it left it longest ago.
+    """
+
+    def __init__(self, lanes: int, blocks: int, top_k: int, misses: int, steps: int) -> None:
+        generator = torch.Generator(device="cuda").manual_seed(1)
+        order = torch.rand(lanes, blocks, device="cuda", generator=generator).argsort(1).int()
+        start = torch.arange(steps, device="cuda").unsqueeze(1) * misses
+        place = (start + torch.arange(top_k - 1, device="cuda")) % blocks
+        self.chosen = order[:, place].transpose(0, 1).contiguous()  # [steps, lanes, top_k - 1]
+        self.step = torch.zeros(1, dtype=torch.int64, device="cuda")
+
+
+class Traced:
+    """A selector whose choice is looked at and put aside for the trace's; the open block comes last."""
+
+    def __init__(self, selector: Selector, trace: Trace, *, counts: bool) -> None:
+        self._selector, self._trace, self._counts = selector, trace, counts
+        self.bounds = selector.bounds
+
+    def fill(self, chunk: PrefillChunk, key: Tensor) -> None:
+        self._selector.fill(chunk, key)
+
+    def observe(self, batch: DecodeBatch, key: Tensor) -> None:
+        self._selector.observe(batch, key)
+
+    def select(self, batch: DecodeBatch, query: Tensor) -> Tensor:
+        self._selector.select(batch, query)
+        lanes = batch.seats.shape[0] * batch.groups
+        trace = self._trace
+        if self._counts:
+            trace.step.add_(1)
+        chosen = trace.chosen.index_select(0, trace.step)[0, :lanes]
+        opened = batch.open_block_int32.repeat_interleave(batch.groups).unsqueeze(1)
+        return torch.cat([chosen, opened], 1)
+
+
+def engine_in_mid_answer(
+    model: CausalLM,
+    *,
+    batch: int,
+    context: int,
+    budget: int,
+    mode: str,
+    misses: float = 0.0,
+    skip_io: bool = False,
+    graphs: bool = True,
+) -> OfflineEngine:
+    """`batch` rows of `context` tokens that are about to decode.
+
+    Args:
+        model: any.
+        batch: rows.
+        context: tokens a row.
+        budget: Quest's, tokens.
+        mode: full or tiered, whose capacity is twice the budget.
+        misses: share of a step's choices that miss, if tiered.
+        skip_io: resolve moves no bytes.
+        graphs: decode by captured graphs.
+    """
+    longest = -(-(context + ANSWER_TOKENS) // 64) * 64
+    settings = DecoderSettings.model_validate(
+        {
+            "model": Path("synthetic"),
+            "device": "cuda:0",
+            "kv_mode": mode,
+            "budget_tokens": budget,
+            "block_tokens": BLOCK_TOKENS,
+            "max_rows": batch,
+            "max_model_len": longest,
+            "max_step_tokens": batch * context + BLOCK_TOKENS,
+            "decode_graphs": graphs,
+            "probe_no_io": skip_io,
+        }
+    )
+    spec = model.spec
+    token_bytes = spec.layers * spec.kv_heads * 2 * spec.head_dim * model.dtype.itemsize
+    arena_bytes = int(batch * longest * token_bytes * 1.25) + 2**28
+    top_k, lanes = budget // BLOCK_TOKENS, batch * spec.kv_heads
+    trace = Trace(lanes, context // BLOCK_TOKENS - 1, top_k, round(misses * top_k), ANSWER_TOKENS)
+
+    def wrap(layer: int, selector: Selector) -> Selector:
+        return Traced(selector, trace, counts=layer == 0) if mode == "tiered" else selector
+
+    engine = OfflineEngine(settings, arena_bytes, model, wrap)
+    runner = engine.runner
+    generator = torch.Generator(device="cuda").manual_seed(2)
+    assert runner.bounds is not None
+    runner.bounds.pool.normal_(generator=generator)
+    if mode == "full":
+        for layer in range(spec.layers):
+            runner.residence.pool(layer).normal_(generator=generator)
+    vocabulary = min(spec.vocab_size, 30_000)
+    for number in range(batch):
+        prompt = [(7 * number + i) % vocabulary for i in range(context)]
+        engine.scheduler.submit([Sequence(str(number), 0, prompt, Sampling(), 0, ANSWER_TOKENS)])
+    while any(sequence.is_prefilling for sequence in engine.scheduler.running) or engine.scheduler.waiting:
+        _pretend(engine)
+    torch.cuda.synchronize()
+    return engine
+
+
+def _pretend(engine: OfflineEngine) -> None:
+    """A prefill step in which nothing is computed."""
+    plan, runner = engine.scheduler.plan(), engine.runner
+    for row, first, host_pages, device_pages in plan.new_pages:
+        runner.tables.put(row, first, host_pages, device_pages)
+    done = {}
+    for sequence, _, end in plan.chunks:
+        if end == len(sequence.prompt) and sequence.row is not None:
+            runner.residence.seat(sequence.row, end)
+            done[sequence.row] = SampledToken(1)
+    for sequence in plan.decodes:
+        assert sequence.row is not None
+        done[sequence.row] = SampledToken(1)
+    engine.scheduler.apply(plan, done)
