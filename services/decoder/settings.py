@@ -63,7 +63,7 @@ class DecoderSettings(ServiceSettings):
     )
     probe_no_io: bool = Field(
         False,
-        description="benchmark probe: resolve moves no bytes, so answers are WRONG; hotset_probe is 1",
+        description="benchmark probe on a GPU: resolve moves no bytes, so every answer is WRONG",
     )
 
     max_rows: int = Field(8, ge=1, le=1024, description="choices that run at once")
@@ -85,6 +85,8 @@ class DecoderSettings(ServiceSettings):
     def _sizes_fit(self) -> Self:
         if self.page_tokens % self.block_tokens or self.budget_tokens % self.block_tokens:
             raise ValueError("page_tokens and budget_tokens must be multiples of block_tokens")
+        if self.probe_no_io and self.kv_mode != "tiered":
+            raise ValueError("probe_no_io leaves out the fetches of kv_mode tiered; full has none")
         least = self.budget_tokens + self.block_tokens
         if self.hot_tokens and (self.hot_tokens < least or self.hot_tokens % self.block_tokens):
             raise ValueError(

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import torch
 
+from services.contract.errors import SetupError
 from services.decoder.attention.everything import Everything
 from services.decoder.attention.heart import Heart
 from services.decoder.attention.quest import Quest
@@ -74,6 +75,8 @@ def assemble(
 def step_kernels(plan: MemoryPlan, device: torch.device) -> StepKernels:
     """The GPU's kernels on a GPU, the twins elsewhere."""
     if device.type != "cuda":
+        if plan.settings.probe_no_io:
+            raise SetupError("--probe-no-io needs a GPU; drop it, or name one with --device cuda:0")
         return Twins()
     from services.decoder.kernels.gpu.step_kernels import GpuKernels  # needs the gpu extra
 

@@ -78,6 +78,7 @@ class EngineServicer(pb_grpc.EngineServicer):
             vocab_size=served.spec.vocab_size,
             eos_token_ids=served.spec.eos_token_ids,
             kv_mode=settings.kv_mode,
+            probe_no_io=settings.probe_no_io,
             dtype=str(served.plan.shape.dtype).removeprefix("torch."),
             device=served.device,
             max_rows=settings.max_rows,

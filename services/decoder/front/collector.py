@@ -83,6 +83,14 @@ class EngineCollector(Collector):
         )
         restarts.add_metric([engine], self._supervisor.restarts)
         yield restarts
+        probe = GaugeMetricFamily(
+            "hotset_probe",
+            "1 if the engine only probes: no bytes are fetched, answers are wrong.",
+            labels=["engine"],
+        )
+        told = self._supervisor.description
+        probe.add_metric([engine], float(told is not None and told.probe_no_io))
+        yield probe
         yield self._info(engine)
         yield from _families(self._last, engine)
 

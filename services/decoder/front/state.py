@@ -65,7 +65,8 @@ class FrontState:
     def fingerprint(self, engine: engine_pb2.EngineDescription) -> str:
         """Changes with whatever may change the answer to the same seed."""
         parts = (version(), self.model, engine.kv_mode, engine.dtype, engine.device.split(":")[0])
-        return "fp_" + hashlib.blake2b("\n".join(parts).encode(), digest_size=6).hexdigest()
+        kind = "probe_no_io_" if engine.probe_no_io else "fp_"
+        return kind + hashlib.blake2b("\n".join(parts).encode(), digest_size=6).hexdigest()
 
 
 def attach(app: FastAPI, state: FrontState) -> None:
