@@ -44,16 +44,18 @@ class ResolveShape:
     skip_io: bool = False
 
     @classmethod
-    def fitting(cls, block_bytes: int, top_k: int, max_capacity: int, lanes: int) -> ResolveShape:
+    def fitting(
+        cls, block_bytes: int, top_k: int, max_capacity: int, lanes: int, *, skip_io: bool = False
+    ) -> ResolveShape:
         """The widest cluster with which all lanes still run at once; a single block where none does."""
         # Few lanes need every thread to fill the link; with many, more reads in flight gain nothing
         # (measured: docs/log.md).
         copy_threads = 1024 if lanes <= 8 else 256
         for cluster in (8, 4, 2):
-            shape = cls(block_bytes, top_k, max_capacity, cluster, copy_threads)
+            shape = cls(block_bytes, top_k, max_capacity, cluster, copy_threads, skip_io=skip_io)
             if lanes <= shape.kernel.most_clusters():
                 return shape
-        return cls(block_bytes, top_k, max_capacity, 1, copy_threads)
+        return cls(block_bytes, top_k, max_capacity, 1, copy_threads, skip_io=skip_io)
 
     @property
     def threads(self) -> int:
