@@ -15,10 +15,16 @@ class RowTables:
 
     def __init__(self, rows: int, max_pages: int, device: torch.device) -> None:
         self.host_pages = torch.zeros(rows, max_pages, dtype=torch.int32, device=device)
-        self.device_pages = torch.zeros(rows, max_pages, dtype=torch.int32, device=device)
+        self.device_pages = torch.zeros_like(self.host_pages)
+        # Where the copies to a GPU start from; a place is written again only after the step that reads it.
+        self._staged = torch.zeros(2, rows, max_pages, dtype=torch.int32, pin_memory=device.type == "cuda")
 
     def put(self, row: int, first: int, host_pages: Sequence[int], device_pages: Sequence[int]) -> None:
         """Say where pages `first`, `first` + 1, ... of `row` lie; both lists have the same length."""
-        last = first + len(host_pages)
-        self.host_pages[row, first:last] = torch.tensor(host_pages, dtype=torch.int32)
-        self.device_pages[row, first:last] = torch.tensor(device_pages, dtype=torch.int32)
+        run = slice(first, first + len(host_pages))
+        for staged, table, pages in (
+            (self._staged[0], self.host_pages, host_pages),
+            (self._staged[1], self.device_pages, device_pages),
+        ):
+            staged.numpy()[row, run] = pages
+            table[row, run].copy_(staged[row, run], non_blocking=True)
