@@ -7,11 +7,11 @@ Log probabilities are the model's own, before any of it.
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from services.decoder.engine.sequence import SampledToken, Sampling, Sequence
+from services.decoder.kernels.sample import uniform
 
 
 def sample(logits: Tensor, sequences: list[Sequence]) -> list[SampledToken | None]:
@@ -50,7 +50,7 @@ def _next(logits: Tensor, likeliest: int, sequence: Sequence) -> int:
         logits[list(sequence.stop_ids)] = float("-inf")
     if sampling.temperature == 0:
         return int(logits.argmax())
-    return _draw(logits, sampling, _uniform(sequence.seed, len(sequence.generated)))
+    return _draw(logits, sampling, uniform(sequence.seed, len(sequence.generated)))
 
 
 def _penalised(logits: Tensor, sequence: Sequence) -> Tensor:
@@ -92,15 +92,6 @@ def _ordered(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
     token = (logits >= least).nonzero().squeeze(1)
     ordered, place = logits[token].sort(descending=True, stable=True)
     return ordered[:top_k], token[place[:top_k]]
-
-
-def _uniform(seed: int, position: int) -> float:
-    """The number in [0, 1) that belongs to a seed and a place in the answer, whatever ran beside it.
-
-    Philox is counter-based, so a replay or a restart draws the same numbers without any saved state.
-    """
-    generator = np.random.Generator(np.random.Philox(key=seed, counter=position << 64))
-    return float(generator.random())
 
 
 def _with_logprobs(logits: Tensor, sampling: Sampling, token: int) -> SampledToken:
