@@ -25,8 +25,8 @@ from services.contract.file_header import (
 )
 from services.contract.file_lock import FileLock
 from services.contract.layout import ArenaLayout
+from services.contract.mount import mount_of
 from services.contract.page_header import PAGE_HEADER
-from services.kvstore.mount import mount_of
 
 ARENA_NAME = "arena.bin"
 _MADE_MARK = "made-by-kvstore"
@@ -68,6 +68,11 @@ class Arena:
             except BaseException:
                 _remove_directory(directory)
                 raise
+        except PermissionError as error:
+            raise SetupError(
+                f"{error.filename or directory}: {error.strerror}; choose a directory this user can write "
+                f"with --arena-dir, or give it this one: chown -R {os.geteuid()} {directory}"
+            ) from error
         except OSError as error:
             raise SetupError(
                 f"{error.filename or directory}: {error.strerror}; "
@@ -101,7 +106,7 @@ class Arena:
                 raise SetupError(
                     f"the arena needs {format_bytes(lacking)} more and the tmpfs of {directory} has only "
                     f"{format_bytes(mount.free_bytes)}; start with a smaller --arena-bytes, or enlarge it: "
-                    "mount -o remount,size=BYTES (in a container: --shm-size or shm_size)"
+                    f"{mount.enlarged(lacking)} (of a container's volume: size= in its options)"
                 )
             return cls(lock, _map(lock.path, arena_bytes), reopened=reopened)
         except BaseException:

@@ -63,6 +63,7 @@ class StoreSizes:
     arena_bytes: int
     resident_bytes: int  # of the arena, in memory already
     mount_free_bytes: int
+    huge_pages: str  # the mount's option
     page_bytes: int  # 0 until the first attach lays the arena out
     page_count: int
     page_tokens: int
@@ -80,7 +81,7 @@ class StoreSizes:
         rows = (
             ("arena", f"{self.arena_path}, {format_bytes(self.arena_bytes)}"),
             ("resident", f"{format_bytes(self.resident_bytes)} now, grows as pages are first written"),
-            ("mount", f"{format_bytes(self.mount_free_bytes)} free"),
+            ("mount", f"{format_bytes(self.mount_free_bytes)} free, huge pages: {self.huge_pages}"),
             ("pages", pages),
         )
         return "\n".join(f"{name:<10}{value}" for name, value in rows)

@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from services.contract.errors import StateConflict
+from services.contract.mount import mount_of
 from services.kvstore.arena import Arena
-from services.kvstore.mount import mount_of
 from services.kvstore.orders import (
     Attached,
     AttachOrder,
@@ -212,12 +212,13 @@ class Store:
 
     def sizes(self) -> StoreSizes:
         """What the settings came to on this machine."""
-        now = self.snapshot()
+        now, mount = self.snapshot(), mount_of(self._arena.path)
         return StoreSizes(
             arena_path=self._arena.path,
             arena_bytes=now.arena_bytes,
             resident_bytes=now.resident_bytes,
-            mount_free_bytes=mount_of(self._arena.path).free_bytes,
+            mount_free_bytes=mount.free_bytes,
+            huge_pages=mount.huge,
             page_bytes=now.page_bytes,
             page_count=now.pages.total,
             page_tokens=now.page_tokens,

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,9 @@ import pytest
 from services.contract.errors import InvalidRequest, SetupError
 from services.contract.file_header import FileHeader
 from services.contract.layout import FILE_HEADER_BYTES
+from services.contract.mount import mount_of
 from services.contract.planes import Plane, PlaneLayer
 from services.kvstore.arena import ARENA_NAME, Arena
-from services.kvstore.mount import mount_of
 from tests.kvstore.world import ARENA_BYTES, HEADER, OTHER_HEADER, PAGE_COUNT
 
 
@@ -155,7 +156,10 @@ def test_killed_before_the_file_had_its_length(shm: Path) -> None:
 
 def test_no_room_on_the_mount(shm: Path) -> None:
     free = mount_of(shm).free_bytes
-    with pytest.raises(SetupError, match=r"smaller --arena-bytes, or enlarge it: mount -o remount,size="):
+    with pytest.raises(
+        SetupError,
+        match=rf"smaller --arena-bytes, or enlarge it: mount -o remount,size=\d+m {mount_of(shm).point} ",
+    ):
         Arena.open(shm / "arena", free + 2**30)
     assert list(shm.iterdir()) == []
 
@@ -163,7 +167,7 @@ def test_no_room_on_the_mount(shm: Path) -> None:
 def test_what_lies_in_memory_already_needs_no_more_room(shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = shm / ARENA_NAME
     path.write_bytes(bytes(ARENA_BYTES))
-    full = type(mount_of(shm))("tmpfs", 0)
+    full = replace(mount_of(shm), free_bytes=0)
     monkeypatch.setattr("services.kvstore.arena.mount_of", lambda _: full)
     arena = Arena.open(shm, ARENA_BYTES)
     arena.close(keep=False)
@@ -187,7 +191,9 @@ def test_directories_that_cannot_be(shm: Path) -> None:
         Arena.open(shm / "file", ARENA_BYTES)
     if os.geteuid() != 0:
         (shm / "closed").mkdir(mode=0o500)
-        with pytest.raises(SetupError, match="Permission denied; choose"):
+        with pytest.raises(
+            SetupError, match=rf"Permission denied; choose .* chown -R {os.geteuid()} /dev/shm/"
+        ):
             Arena.open(shm / "closed", ARENA_BYTES)
 
 

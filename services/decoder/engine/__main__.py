@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from services.contract.log import configure_logging
 from services.contract.rpc_errors import ErrorInterceptor
 from services.decoder.engine.servicer import EngineServicer, Served
 from services.decoder.engine.settings import EngineSettings
+from services.decoder.engine.start import at_once, fault_in_early, runs_on
 from services.decoder.engine.store_session import StoreSession
 
 _log = logging.getLogger(__name__)
@@ -43,14 +45,20 @@ def start_server(socket: Path, servicer: EngineServicer) -> grpc.Server:
     return server
 
 
-def load(settings: EngineSettings, store: StoreSession, servicer: EngineServicer) -> Served:
-    """Everything between the flags and the first step.
+def load(
+    settings: EngineSettings, store: StoreSession, servicer: EngineServicer, called_off: threading.Event
+) -> Served:
+    """Everything between the flags and the first step; given up soon after `called_off` is set.
 
     Raises:
         SetupError: the checkpoint, the store or the machine does not allow it.
+        Unavailable: called off.
     """
     servicer.progress("importing torch and transformers")
     import torch
+
+    if settings.device != "cpu" and torch.cuda.is_available():
+        fault_in_early(store, settings.store_wait_seconds, called_off)
     from transformers.utils import logging as transformers_logging
 
     from services.decoder.engine.assembly import assemble, dense_ops, limits_of
@@ -74,9 +82,21 @@ def load(settings: EngineSettings, store: StoreSession, servicer: EngineServicer
     planes = kv_planes(settings, shape)
     servicer.progress(f"attaching to kvstore at {settings.kvstore}")
     layout = store.attach(kv_fingerprint(spec, shape), shape.page_tokens, planes, settings.store_wait_seconds)
-    arena = ArenaMap(store.arena_path, layout, shape, device)
     servicer.progress(f"loading weights from {settings.model}")
-    model = CausalLM(spec, dtype, device, dense=dense_ops(device))
+
+    def map_arena() -> ArenaMap:
+        def progress(registered: int) -> None:
+            servicer.arena(registered, layout.arena_bytes)
+
+        return ArenaMap(store.arena_path, layout, shape, device, progress=progress, called_off=called_off)
+
+    def load_weights() -> CausalLM:
+        began = time.monotonic()
+        model = CausalLM(spec, dtype, device, dense=dense_ops(device))
+        _log.info("weights_loaded bytes=%d seconds=%.2f", model.weight_bytes, time.monotonic() - began)
+        return model
+
+    arena, model = at_once(map_arena, load_weights)
     plan = MemoryPlan.derive(settings, spec, shape, layout, model.weight_bytes)
     servicer.progress("allocating the hot buffer and its tables")
     runner = assemble(plan, model, arena, device)
@@ -113,21 +133,23 @@ def main() -> int:
     )
     thread.start()
     asked_to_end.wait()
-    if failure:
-        servicer.fail(failure[0])
-        threading.Event().wait(_REASON_SECONDS)
+    try:
+        if failure:
+            servicer.fail(failure[0])
+            threading.Event().wait(_REASON_SECONDS)
+            store.close()
+            server.stop(grace=None)
+            exit_with(failure[0])
+        servicer.stop()
+        thread.join(timeout=_STEP_SECONDS)
         store.close()
-        server.stop(grace=None)
-        exit_with(failure[0])
-    servicer.stop()
-    thread.join(timeout=_STEP_SECONDS)
-    store.close()
-    server.stop(grace=0.2).wait()
-    if thread.is_alive():
-        # A long step still runs in torch, whose threads would abort an orderly exit of the interpreter.
-        logging.shutdown()
-        os._exit(0)
-    return 0
+        server.stop(grace=0.2).wait()
+        return 0
+    finally:
+        if thread.is_alive() or runs_on():
+            # A step or a load still runs in torch, whose threads would abort an orderly exit of Python.
+            logging.shutdown()
+            os._exit(2 if failure else 0)
 
 
 def serve(
@@ -139,7 +161,7 @@ def serve(
 ) -> None:
     """The loop's thread: load, then step until told to stop; a SetupError goes into `failure`."""
     try:
-        served = load(settings, store, servicer)
+        served = load(settings, store, servicer, ended)
         servicer.serve(served)
         _log.info("engine_ready socket=%s pid=%d", settings.engine_socket, os.getpid())
         served.loop.run()

@@ -14,6 +14,7 @@ import grpc
 from hotset.v1 import engine_pb2 as pb
 from hotset.v1 import engine_pb2_grpc as pb_grpc
 
+from services.contract.byte_size import format_bytes
 from services.contract.errors import SetupError, Unavailable
 from services.decoder.engine.request_check import check_request
 from services.decoder.engine.sequence import Finish, SampledToken, Sampling, Sequence
@@ -56,6 +57,7 @@ class EngineServicer(pb_grpc.EngineServicer):
 
     def __init__(self) -> None:
         self._state = pb.EngineDescription(state=pb.ENGINE_STATE_STARTING, detail="starting")
+        self._arena_bytes = self._arena_registered = 0
         self._served: Served | None = None
         self._ending = False
         self._batches: queue.SimpleQueue[pb.EventBatch] = queue.SimpleQueue()
@@ -64,6 +66,10 @@ class EngineServicer(pb_grpc.EngineServicer):
         """Say what the start is busy with."""
         self._state = pb.EngineDescription(state=pb.ENGINE_STATE_STARTING, detail=detail)
 
+    def arena(self, registered: int, length: int) -> None:
+        """Say how many of the arena's bytes the GPU can reach by now, beside what `progress` says."""
+        self._arena_registered, self._arena_bytes = registered, length
+
     def fail(self, error: SetupError) -> None:
         """Say why the start failed."""
         self._state = pb.EngineDescription(state=pb.ENGINE_STATE_FAILED, detail=str(error))
@@ -71,6 +77,7 @@ class EngineServicer(pb_grpc.EngineServicer):
     def serve(self, served: Served) -> None:
         """From now on requests are taken."""
         self._served = served
+        self._arena_bytes = served.plan.layout.arena_bytes
         settings = served.plan.settings
         self._state = pb.EngineDescription(
             state=pb.ENGINE_STATE_READY,
@@ -98,7 +105,14 @@ class EngineServicer(pb_grpc.EngineServicer):
 
     def Describe(self, request: pb.DescribeRequest, context: grpc.ServicerContext) -> pb.EngineDescription:
         """What is served, or how far the start is."""
-        return self._state
+        told = pb.EngineDescription(
+            arena_bytes=self._arena_bytes, arena_registered_bytes=self._arena_registered
+        )
+        told.MergeFrom(self._state)
+        if told.state == pb.ENGINE_STATE_STARTING and told.arena_registered_bytes < told.arena_bytes:
+            done, whole = format_bytes(told.arena_registered_bytes), format_bytes(told.arena_bytes)
+            told.detail += f"; the GPU reaches {done} of the arena's {whole}"
+        return told
 
     def Submit(self, request: pb.SubmitRequest, context: grpc.ServicerContext) -> pb.SubmitReply:
         """Queue a request."""

@@ -61,6 +61,17 @@ class StoreSession:
         self._sequence = 0
         self._free = 0
 
+    def find(self, wait_seconds: float) -> Path:
+        """Where the store's arena lies; waits for a store that is still starting, `wait_seconds` at most.
+
+        Raises:
+            SetupError: no store in time.
+        """
+        stats = self._patiently(
+            wait_seconds, lambda: self._store.Stats(pb.StoreStatsRequest(), timeout=_CALL_SECONDS)
+        )
+        return Path(stats.arena_path)
+
     def attach(
         self, fingerprint: bytes, page_tokens: int, planes: Iterable[Plane], wait_seconds: float
     ) -> ArenaLayout:
@@ -76,10 +87,7 @@ class StoreSession:
             SetupError: no store in time, or one whose arena is laid out for something else.
         """
         layout_planes = tuple(planes)
-        stats = self._patiently(
-            wait_seconds, lambda: self._store.Stats(pb.StoreStatsRequest(), timeout=_CALL_SECONDS)
-        )
-        arena = Path(stats.arena_path)
+        arena = self.find(wait_seconds)
         self._seat = FileLock(arena.parent / "sessions" / f"{self._token}.lock")
         try:
             self._seat.path.parent.mkdir(exist_ok=True)
