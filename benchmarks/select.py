@@ -2,9 +2,9 @@
 
     python -m benchmarks.select
 
-`select` reads every block's bounds; its floor is those bytes over 4.26 TB/s, what a large copy moves on an H200.
-`locate` and `append` move next to nothing; a launch is their floor. `heart` is the three in a row, as a step of
-`kv_mode=full` has them. Launches overlap, as they do in a step.
+`select` reads every block's bounds; its floor is those bytes over 4.26 TB/s, a large copy's rate on an H200.
+`locate` and `append` move next to nothing; a launch is their floor. `heart` is the three in a row, as a step
+of `kv_mode=full` has them. Launches overlap, as they do in a step.
 """
 
 from __future__ import annotations

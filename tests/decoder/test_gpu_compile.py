@@ -13,6 +13,8 @@ from services.decoder.kernels.gpu.attend import AttendShape
 from services.decoder.kernels.gpu.compile import compile_kernel
 from services.decoder.kernels.gpu.locate import LocateShape
 from services.decoder.kernels.gpu.resolve import ResolveShape
+from services.decoder.kernels.gpu.select import SelectShape
+from services.decoder.kernels.gpu.sample import SampleShape
 
 CLUSTERS = {"sm_80": (1,), "sm_90": (1, 8), "sm_100": (1, 8)}  # before sm_90 there are no clusters
 
@@ -38,8 +40,9 @@ def test_resolve_compiles(arch: str, block_bytes: int, top_k: int, capacity: int
 @pytest.mark.parametrize("arch", CLUSTERS)
 def test_attend_compiles(arch: str, head_dim: int) -> None:
     for dtype in (torch.float32, torch.bfloat16):
-        shape = AttendShape(head_dim, group_size=4, block_tokens=16, dtype=dtype)
-        assert compile_kernel("attend", shape.defines, arch)[:4] == b"\x7fELF"
+        for cluster in CLUSTERS[arch]:
+            shape = AttendShape(head_dim, group_size=4, block_tokens=16, dtype=dtype, cluster=cluster)
+            assert compile_kernel(shape.source, shape.defines, arch)[:4] == b"\x7fELF"
 
 
 @pytest.mark.parametrize("arch", CLUSTERS)
@@ -49,6 +52,34 @@ def test_append_and_locate_compile(arch: str) -> None:
         assert compile_kernel("append", append.defines, arch)[:4] == b"\x7fELF"
     locate = LocateShape(top_k=128, groups=8, block_tokens=16, blocks_per_page=4)
     assert compile_kernel("locate", locate.defines, arch)[:4] == b"\x7fELF"
+
+
+@pytest.mark.parametrize("arch", CLUSTERS)
+def test_sample_compiles(arch: str) -> None:
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        for vocab, greedy in ((151_936, False), (50_257, False), (151_936, True)):
+            for cluster in CLUSTERS[arch]:
+                shape = SampleShape(vocab, dtype, greedy, cluster, in_shared=cluster > 1)
+                assert compile_kernel("sample", shape.defines, arch)[:4] == b"\x7fELF"
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "kv_heads", "groups"), [(128, 8, 8), (128, 8, 1), (64, 3, 3), (80, 4, 2)]
+)
+@pytest.mark.parametrize("arch", CLUSTERS)
+def test_select_compiles(arch: str, head_dim: int, kv_heads: int, groups: int) -> None:
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        shape = SelectShape(
+            head_dim,
+            kv_heads,
+            groups,
+            group_size=4,
+            block_tokens=16,
+            blocks_per_page=4,
+            top_k=128,
+            dtype=dtype,
+        )
+        assert compile_kernel("select", shape.defines, arch)[:4] == b"\x7fELF"
 
 
 def test_a_kernel_that_does_not_compile_says_why() -> None:
