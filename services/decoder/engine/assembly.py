@@ -80,7 +80,8 @@ def step_kernels(plan: MemoryPlan, device: torch.device) -> StepKernels:
         return Twins()
     from services.decoder.kernels.gpu.step_kernels import GpuKernels  # needs the gpu extra
 
-    return GpuKernels(skip_io=plan.settings.probe_no_io)
+    rows, kv_heads = plan.settings.max_rows, plan.shape.kv_heads
+    return GpuKernels(rows, kv_heads, device, skip_io=plan.settings.probe_no_io)
 
 
 def limits_of(plan: MemoryPlan) -> Limits:

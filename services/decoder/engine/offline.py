@@ -36,7 +36,7 @@ class OfflineEngine:
         model: CausalLM | None = None,
         wrap: Wrap = lambda layer, selector: selector,
     ) -> None:
-        """Load the model, or take one that is loaded already, with its spec and dtype; `wrap` as in assembly."""
+        """Load the model, or take a loaded one with its spec and dtype; `wrap` as assembly.py says."""
         device = resolve_device(settings.device)
         if model is None:
             spec = ModelSpec.read(settings.model)

@@ -87,7 +87,7 @@ class Runner:
     def _sample(
         self, plan: StepPlan, logits: Tensor | None, hidden: Tensor | None
     ) -> dict[int, SampledToken]:
-        """Draw for every row that has its next logits; without `logits`, `hidden` begins with the decode rows."""
+        """Draw for every row that has its next logits; without `logits`, decode rows begin `hidden`."""
         sequences = list(plan.decodes)
         at = len(sequences) if logits is None else 0
         places = list(range(at))

@@ -1,0 +1,197 @@
+"""StepKernels by launches on a GPU.
+
+Knows which variant of which kernel a call needs; what a kernel does stands beside its source. Nothing here
+waits for the device or reads from it, so every call may be captured in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from services.decoder.kernels.decode_batch import DecodeBatch
+from services.decoder.kernels.gpu.append import AppendCall, AppendShape
+from services.decoder.kernels.gpu.attend import AttendCall, AttendShape
+from services.decoder.kernels.gpu.locate import LocateCall, LocateShape
+from services.decoder.kernels.gpu.resolve import ResolveCall, ResolveShape
+from services.decoder.kernels.gpu.select import SelectCall, SelectShape
+from services.decoder.kernels.step_kernels import LayerStore, Placement
+
+_Shape = TypeVar("_Shape")
+
+
+class GpuKernels:
+    """Implements StepKernels. One engine's: calls come from one thread, one at a time."""
+
+    def __init__(self, rows: int, kv_heads: int, device: torch.device, *, skip_io: bool = False) -> None:
+        """Compile nothing yet.
+
+        Args:
+            rows: most rows of a batch, padding included.
+            kv_heads: of the model.
+            device: the GPU.
+            skip_io: resolve moves no bytes (a probe: attention reads garbage).
+        """
+        self._skip_io = skip_io
+        # Counts of who has arrived, zero between launches.
+        self._select_arrived = torch.zeros(rows * kv_heads, dtype=torch.int32, device=device)
+        self._attend_arrived = torch.zeros(rows * kv_heads, dtype=torch.int32, device=device)
+        self._known: dict[object, object] = {}
+        self._fitting: dict[tuple[int, int, int, int], ResolveShape] = {}
+
+    def select(self, batch: DecodeBatch, bounds: Tensor, query: Tensor, top_k: int) -> Tensor:
+        """kernels/gpu/select.cu; ascending, where the twin puts the best first."""
+        rows, query_heads, head_dim = query.shape
+        kv_heads = bounds.shape[2]
+        shape = self._same(
+            SelectShape(
+                head_dim=head_dim,
+                kv_heads=kv_heads,
+                groups=batch.groups,
+                group_size=query_heads // kv_heads,
+                block_tokens=batch.block_tokens,
+                blocks_per_page=batch.blocks_per_page,
+                top_k=min(top_k, batch.most_blocks),
+                dtype=query.dtype,
+            )
+        )
+        pages = batch.device_pages.shape[1]
+        call = SelectCall(
+            query=query,
+            bounds=bounds,
+            seats=batch.seats,
+            length=batch.length,
+            real_rows=batch.real_rows,
+            device_pages=batch.device_pages,
+            selected=batch.seats.new_empty(rows * batch.groups, shape.top_k),
+            keys=batch.seats.new_empty(SelectCall.workspace(shape, rows, pages)),
+            arrived=self._select_arrived,
+        )
+        call.check(shape)
+        call.launch(shape)
+        return call.selected
+
+    def resolve(self, batch: DecodeBatch, layer: LayerStore, selected: Tensor) -> Placement:
+        """kernels/gpu/resolve.cu, with the widest clusters that all run at once."""
+        lanes, top_k = selected.shape
+        block_bytes = layer.pool.shape[1] * layer.pool.element_size()
+        key = (block_bytes, top_k, layer.tables.order.shape[1], lanes)
+        shape = self._fitting.get(key)
+        if shape is None:
+            shape = self._fitting[key] = self._same(ResolveShape.fitting(*key, skip_io=self._skip_io))
+        placement = _placement(selected)
+        call = ResolveCall(
+            tables=layer.tables,
+            selected=selected,
+            open_block=batch.open_block_int32,
+            seats=batch.seats,
+            real_rows=batch.real_rows,
+            host_pages=batch.host_pages,
+            arena_pointer=layer.arena.data_ptr(),
+            pool=layer.pool,
+            counters=layer.counters,
+            slots=placement.slots,
+            open_slot=placement.open_slot,
+            groups=batch.groups,
+            blocks_per_page=batch.blocks_per_page,
+        )
+        call.check(shape)
+        call.launch(shape)
+        return placement
+
+    def locate(self, batch: DecodeBatch, selected: Tensor, counters: Tensor) -> Placement:
+        """kernels/gpu/locate.cu."""
+        shape = self._same(
+            LocateShape(selected.shape[1], batch.groups, batch.block_tokens, batch.blocks_per_page)
+        )
+        placement = _placement(selected)
+        call = LocateCall(
+            selected=selected,
+            seats=batch.seats,
+            length=batch.length,
+            real_rows=batch.real_rows,
+            device_pages=batch.device_pages,
+            slots=placement.slots,
+            open_slot=placement.open_slot,
+            counters=counters,
+        )
+        call.check(shape)
+        call.launch(shape)
+        return placement
+
+    def append(
+        self,
+        batch: DecodeBatch,
+        open_slot: Tensor,
+        key: Tensor,
+        value: Tensor,
+        pool: Tensor,
+        arena: Tensor,
+        bounds: Tensor | None,
+    ) -> None:
+        """kernels/gpu/append.cu."""
+        _, kv_heads, head_dim = key.shape
+        shape = self._same(
+            AppendShape(
+                head_dim, kv_heads, batch.groups, batch.block_tokens, batch.blocks_per_page, key.dtype
+            )
+        )
+        call = AppendCall(
+            key=key,
+            value=value,
+            open_slot=open_slot,
+            seats=batch.seats,
+            length=batch.length,
+            real_rows=batch.real_rows,
+            host_pages=batch.host_pages,
+            device_pages=batch.device_pages,
+            pool=pool,
+            arena_pointer=arena.data_ptr(),
+            bounds=bounds,
+        )
+        call.check(shape)
+        call.launch(shape)
+
+    def attend(
+        self, batch: DecodeBatch, query: Tensor, pool: Tensor, slots: Tensor, selected: Tensor, scaling: float
+    ) -> Tensor:
+        """kernels/gpu/attend.cu."""
+        query_heads, head_dim = query.shape[1:]
+        heads = pool.shape[3]
+        shape = self._same(
+            AttendShape(head_dim, query_heads // (batch.groups * heads), batch.block_tokens, query.dtype)
+        )
+        splits = shape.splits(slots.shape[1])
+        workspace = AttendCall.workspace(shape, slots.shape[0] * heads, splits)
+        call = AttendCall(
+            query=query.contiguous(),
+            pool=pool,
+            slots=slots,
+            selected=selected,
+            length=batch.length,
+            real_rows=batch.real_rows,
+            out=torch.empty_like(query, memory_format=torch.contiguous_format),
+            partial=torch.empty(workspace, dtype=torch.float32, device=query.device),
+            arrived=self._attend_arrived,
+            groups=batch.groups,
+            scaling=scaling,
+            splits=splits,
+        )
+        call.check(shape)
+        call.launch(shape)
+        return call.out
+
+    def _same(self, shape: _Shape) -> _Shape:
+        """The equal shape seen before, whose kernel is loaded, or this one."""
+        known = self._known.setdefault(shape, shape)
+        assert isinstance(known, type(shape))
+        return known
+
+
+def _placement(selected: Tensor) -> Placement:
+    return Placement(
+        torch.empty_like(selected),
+        torch.empty(selected.shape[0], dtype=torch.int32, device=selected.device),
+    )
