@@ -81,7 +81,12 @@ class FakeEngine(pb_grpc.EngineServicer):
 
     def Describe(self, request: pb.DescribeRequest, context: grpc.ServicerContext) -> pb.EngineDescription:
         if time.monotonic() - self._began < self._start.delay:
-            return pb.EngineDescription(state=pb.ENGINE_STATE_STARTING, detail="loading pretended weights")
+            return pb.EngineDescription(
+                state=pb.ENGINE_STATE_STARTING,
+                detail="loading pretended weights",
+                arena_bytes=4096,
+                arena_registered_bytes=1024,
+            )
         if self._start.fail:
             return pb.EngineDescription(state=pb.ENGINE_STATE_FAILED, detail=self._start.fail)
         return pb.EngineDescription(
@@ -94,6 +99,8 @@ class FakeEngine(pb_grpc.EngineServicer):
             device="cpu",
             max_rows=self._settings.max_rows,
             max_waiting=self._settings.max_waiting,
+            arena_bytes=4096,
+            arena_registered_bytes=4096,
         )
 
     def Submit(self, request: pb.SubmitRequest, context: grpc.ServicerContext) -> pb.SubmitReply:

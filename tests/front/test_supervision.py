@@ -169,6 +169,19 @@ def test_the_end_during_the_start(default_model: Path) -> None:
         _ended_well(front, engine)
 
 
+def test_a_start_tells_how_far_it_is(default_model: Path) -> None:
+    with live_front(default_model, start={"delay": 3600}, wait=False) as front:
+        front.until_listening()
+        until(lambda: "pretended weights" in httpx.get(f"{front.url}/health").text, "the engine to speak")
+        health = httpx.get(f"{front.url}/health")
+        assert (health.status_code, health.json()["status"]) == (200, "starting")
+        metrics = httpx.get(f"{front.url}/metrics").text
+        assert 'hotset_arena_bytes{engine="0",state="registered"} 1024.0' in metrics
+        assert 'hotset_arena_bytes{engine="0",state="unregistered"} 3072.0' in metrics
+        os.kill(front.engine_pid, signal.SIGKILL)
+        assert front.until_exit() == 2  # the first start failed
+
+
 def test_a_second_interrupt_ends_at_once(default_model: Path) -> None:
     with live_front(default_model, "--shutdown-seconds=60") as front, ThreadPoolExecutor() as pool:
         pool.submit(_ignored_chat, front)

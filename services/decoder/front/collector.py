@@ -92,6 +92,7 @@ class EngineCollector(Collector):
         probe.add_metric([engine], float(told is not None and told.probe_no_io))
         yield probe
         yield self._info(engine)
+        yield self._arena(engine)
         yield from _families(self._last, engine)
 
     def _info(self, engine: str) -> Metric:
@@ -106,6 +107,20 @@ class EngineCollector(Collector):
             }
             info.add_metric([engine], facts)
         return info
+
+    def _arena(self, engine: str) -> Metric:
+        """From Describe, which answers during the start, when this changes."""
+        arena = GaugeMetricFamily(
+            "hotset_arena_bytes",
+            "The arena: what the engine's GPU reaches by now, and the rest; on a CPU nothing is registered.",
+            labels=["engine", "state"],
+        )
+        told = self._supervisor.told
+        if told.arena_bytes:
+            arena.add_metric([engine, "registered"], float(told.arena_registered_bytes))
+            rest = told.arena_bytes - told.arena_registered_bytes
+            arena.add_metric([engine, "unregistered"], float(rest))
+        return arena
 
 
 def _families(stats: engine_pb2.EngineStats | None, engine: str) -> Iterator[Metric]:

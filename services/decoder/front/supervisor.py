@@ -48,7 +48,8 @@ class Supervisor:
     Attributes:
         index: which engine of this front; a label of its metrics.
         status, detail: how it is now, and its progress for people.
-        description: what it last said of itself; None before it first served.
+        description: what it said of itself when it last began to serve; None before it first served.
+        told: what it last said in this life; empty until it spoke.
         restarts: lives after the first.
     """
 
@@ -64,6 +65,7 @@ class Supervisor:
         self.status = EngineStatus.STARTING
         self.detail = "the engine process starts"
         self.description: engine_pb2.EngineDescription | None = None
+        self.told = engine_pb2.EngineDescription()
         self.restarts = 0
         self._command = command
         self._directory = directory
@@ -141,6 +143,7 @@ class Supervisor:
             await process.stop()
             await asyncio.gather(ended, return_exceptions=True)
             self._process = None
+            self.told = engine_pb2.EngineDescription()
             socket.unlink(missing_ok=True)
 
     async def _until_serving(
@@ -154,6 +157,8 @@ class Supervisor:
                 told = await client.describe(_DESCRIBE_SECONDS)
             except Unavailable:
                 told = engine_pb2.EngineDescription()  # its socket is not there yet, or it is very busy
+            else:
+                self.told = told
             if told.state == engine_pb2.ENGINE_STATE_READY:
                 break
             if told.state == engine_pb2.ENGINE_STATE_FAILED:
