@@ -134,6 +134,7 @@ class Rig:
                     pool=torch.zeros(lanes, block_bytes // 2, dtype=torch.bfloat16, device="cuda"),
                     arena_pointer=arena_pointer,
                     bounds=bounds,
+                    arena_bounds_pointer=arena_pointer,
                     **common,
                 )
             )

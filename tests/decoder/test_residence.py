@@ -312,8 +312,8 @@ def test_bounds_of_full_pages_are_saved_where_the_layout_says(tmp_path: Path) ->
         stored = np.fromfile(
             path, np.float32, 23 * shape.bounds_elements, offset=layout.layer_offset("index", layer)
         ).reshape(23, -1)
-        assert stored[4].tolist() == index.layer(layer)[20].tolist()
-        assert stored[22].tolist() == index.layer(layer)[0].tolist()
+        assert stored[4].tolist() == index.layer(layer).device[20].flatten().tolist()
+        assert stored[22].tolist() == index.layer(layer).device[0].flatten().tolist()
         assert np.isnan(np.delete(stored, [4, 22], axis=0)).all()
 
 

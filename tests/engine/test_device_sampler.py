@@ -132,13 +132,19 @@ def test_padding_rows_stay_as_they_are() -> None:
     assert tokens[1:].tolist() == [-7, -7]
 
 
-def test_logits_that_bias_makes_infinite_go_to_the_greatest() -> None:
-    """float32 ends at 3.4e38; there is no distribution left to draw from."""
-    sampler = DeviceSampler(1, 4, CPU)
+def test_where_no_distribution_is_left_the_greatest_is_taken() -> None:
+    """A bias beyond float32's 3.4e38, and stop tokens that bar the whole vocabulary."""
+    sampler = DeviceSampler(2, 4, CPU)
     wish = Sampling(temperature=1.0, logit_bias=((2, 3e38),))
-    one = Sequence("r", 0, [0], wish, 0, max_tokens=9)
-    seated(sampler, one)
-    assert drawn(sampler, torch.tensor([[0.0, 1.0, 2e38, 0.0]]), [one]) == [2]
+    infinite = Sequence("r", 0, [0], wish, 0, max_tokens=9)
+    warm, every = Sampling(temperature=1.0), frozenset(range(4))
+    nothing = Sequence("r", 0, [0], warm, 0, max_tokens=9, min_tokens=1, stop_ids=every)
+    seated(sampler, infinite, nothing)
+    logits = torch.tensor([[0.0, 1.0, 2e38, 0.0], [0.0, 1.0, 2.0, 0.0]])
+    for seed in range(20):
+        infinite.seed = nothing.seed = seed
+        seated(sampler, infinite, nothing)
+        assert drawn(sampler, logits, [infinite, nothing]) == [2, 0]
 
 
 def test_scaled_logits_in_the_models_dtype() -> None:

@@ -124,7 +124,7 @@ def test_what_is_planned_is_what_is_allocated(
     if plan.quest_layers:
         index = BoundsIndex(arena, shape, plan.device_pages, plan.quest_layers, CPU)
         assert plan.index_bytes == index.pool.nbytes
-        assert index.layer(2).data_ptr() == index.pool[-1].data_ptr()
+        assert index.layer(2).device.data_ptr() == index.pool[-1].data_ptr()
     else:
         assert plan.index_bytes == 0
     dense_layers = 3 - plan.quest_layers

@@ -1,4 +1,4 @@
-"""A full page's bounds lie in the arena beside its records, whether prefill or decode filled it."""
+"""A full block's bounds lie in the arena beside its records, whether prefill or decode filled it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.decoder import checkpoints
 
 @pytest.mark.parametrize("sharing", ["kv_head", "layer"])
 def test_the_index_plane_is_the_bounds_of_the_kv_plane(tmp_path: Path, sharing: str) -> None:
-    """Chunks of 48 and 16 tokens through pages of 64, then 60 decoded ones; the open page is not saved."""
+    """Chunks of 48 and 16 tokens through pages of 64, then 60 decoded ones; of the open page, the full block."""
     settings = DecoderSettings.model_validate(
         {
             "model": checkpoints.save(tmp_path, "llama"),
@@ -53,5 +53,7 @@ def test_the_index_plane_is_the_bounds_of_the_kv_plane(tmp_path: Path, sharing: 
             )  # [blocks, tokens, heads, dim]
             assert torch.equal(saved[page, :, :, 0], keys.amax(1))
             assert torch.equal(saved[page, :, :, 1], (-keys).amax(1))
-        assert not saved[pages[3]].any()
+        opened = records[pages[3], :, :1, :, 0].permute(1, 2, 0, 3, 4).flatten(2, 3)  # its one full block
+        assert torch.equal(saved[pages[3], :1, :, 0], opened.amax(1))
+        assert not saved[pages[3], 1:].any()
     assert not engine.arena.bounds(0).any(), "a dense layer has no bounds"

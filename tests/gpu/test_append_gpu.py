@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from services.decoder.kernels.bounds import BlockBounds
 from services.decoder.kernels.decode_batch import DecodeBatch
 from services.decoder.kernels.gpu.append import AppendCall, AppendShape
 from services.decoder.kernels.gpu.host_memory import RegisteredMemory
@@ -72,6 +73,9 @@ class Rig:
         width = 2 * case.head_dim
         self.cpu_bounds = self.normal(pages, case.blocks_per_page, case.kv_heads, width)
         self.bounds = self.cpu_bounds.cuda()
+        # The arena's bounds: in CUDA's own pinned memory, whose address is the device's too.
+        self.cpu_saved = self.normal(pages, case.blocks_per_page, case.kv_heads, width)
+        self.saved = self.cpu_saved.clone().pin_memory()
         self.rows = case.rows + padding
 
     def shuffled(self, size: int) -> torch.Tensor:
@@ -106,7 +110,7 @@ class Rig:
             blocks_per_page=case.blocks_per_page,
             most_blocks=PAGES * case.blocks_per_page,
         )
-        bounds = self.cpu_bounds if case.bounds else None
+        bounds = BlockBounds(self.cpu_bounds, self.cpu_saved) if case.bounds else None
         Twins().append(batch, open_slot, key[:real], value[:real], self.cpu_pool, self.cpu_arena, bounds)
 
         def padded(tensor: torch.Tensor, size: int) -> torch.Tensor:
@@ -127,6 +131,7 @@ class Rig:
             pool=self.pool,
             arena_pointer=self.registered.device_address,
             bounds=self.bounds if case.bounds else None,
+            arena_bounds_pointer=self.saved.data_ptr() if case.bounds else 0,
         )
         call.check(self.shape)
         call.launch(self.shape)
@@ -134,6 +139,7 @@ class Rig:
         assert torch.equal(self.pool.cpu(), self.cpu_pool), "pool"
         assert torch.equal(self.arena, self.cpu_arena), "arena"
         assert torch.equal(self.bounds.cpu(), self.cpu_bounds), "bounds"
+        assert torch.equal(self.saved, self.cpu_saved), "the arena's bounds"
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -180,7 +186,11 @@ def test_what_cannot_be_right_is_refused_by_name() -> None:
                 "pool": rig.pool,
                 "bounds": rig.bounds,
             }
-            return AppendCall(arena_pointer=rig.registered.device_address, **(fields | changed))
+            return AppendCall(
+                arena_pointer=rig.registered.device_address,
+                arena_bounds_pointer=rig.saved.data_ptr(),
+                **(fields | changed),
+            )
 
         call().check(rig.shape)
         for name, wrong in (

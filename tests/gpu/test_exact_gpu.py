@@ -140,7 +140,7 @@ def test_a_budget_of_everything_equals_transformers(
     )
     (sequence,) = requests(path, 1, tokens, first=context)
     ours.generate([sequence])
-    theirs = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).to(CUDA)
+    theirs = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, device_map=CUDA)
     prompt = torch.tensor([sequence.prompt], device=CUDA)
     with torch.inference_mode():
         out = theirs.generate(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from services.decoder.kernels.bounds import fill_bounds
+from services.decoder.kernels.bounds import BlockBounds, fill_bounds
 from services.decoder.kernels.decode_batch import DecodeBatch
 from services.decoder.kernels.step_kernels import StepKernels
 from services.decoder.kv.batch import PrefillChunk
@@ -17,20 +17,20 @@ from services.decoder.kv.shape import KvShape
 class Quest:
     """One layer's bounds, paged on the device."""
 
-    def __init__(self, kernels: StepKernels, shape: KvShape, bounds: Tensor, top_k: int) -> None:
-        """Stand on `bounds`, `[device pages, bounds elements]`, and choose `top_k` blocks a lane."""
+    def __init__(self, kernels: StepKernels, shape: KvShape, bounds: BlockBounds, top_k: int) -> None:
+        """Stand on the layer's `bounds` and choose `top_k` blocks a lane."""
         self._kernels = kernels
         self._block_tokens = shape.block_tokens
         self._top_k = top_k
-        self.bounds = bounds.view(-1, shape.blocks_per_page, shape.kv_heads, 2 * shape.head_dim)
+        self.bounds = bounds
 
     def fill(self, chunk: PrefillChunk, key: Tensor) -> None:
         """Bounds of every block that the chunk touches."""
-        fill_bounds(self.bounds.flatten(0, 1), key, chunk.bounds_blocks, self._block_tokens)
+        fill_bounds(self.bounds.device.flatten(0, 1), key, chunk.bounds_blocks, self._block_tokens)
 
     def observe(self, batch: DecodeBatch, key: Tensor) -> None:
         """Nothing yet: append takes the key into the open block's bounds."""
 
     def select(self, batch: DecodeBatch, query: Tensor) -> Tensor:
         """Top-k by upper bound; everything where everything fits the budget."""
-        return self._kernels.select(batch, self.bounds, query, self._top_k)
+        return self._kernels.select(batch, self.bounds.device, query, self._top_k)

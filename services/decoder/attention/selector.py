@@ -9,6 +9,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from services.decoder.kernels.bounds import BlockBounds
 from services.decoder.kernels.decode_batch import DecodeBatch
 from services.decoder.kv.batch import PrefillChunk
 
@@ -17,8 +18,8 @@ class Selector(Protocol):
     """One layer's choice. Its index lives in device pages that the scheduler owns."""
 
     @property
-    def bounds(self) -> Tensor | None:
-        """Block bounds that append keeps up to date, [device pages, blocks a page, kv_heads, 2 * head_dim].
+    def bounds(self) -> BlockBounds | None:
+        """Block bounds that append keeps up to date.
 
         The open block is chosen without looking at its bounds, so its newest key may come after the choice.
         """

@@ -15,6 +15,8 @@ from services.decoder.attention.heart import Heart
 from services.decoder.attention.quest import Quest
 from services.decoder.attention.selector import Selector
 from services.decoder.engine.decode_graphs import DecodeGraphs
+from services.decoder.engine.device_sampler import DeviceSampler
+from services.decoder.engine.draw import DeviceDraw, HostDraw
 from services.decoder.engine.memory_plan import MemoryPlan
 from services.decoder.engine.runner import Runner
 from services.decoder.engine.scheduler import Limits
@@ -65,11 +67,15 @@ def assemble(
     ]
     selectors = [wrap(layer, selector) for layer, selector in enumerate(selectors)]
     heart = Heart(kernels, shape, residence, selectors)
-    graphs = None
-    if device.type == "cuda":
-        graphs = DecodeGraphs(model, shape, tables, heart, plan.max_blocks, capture=settings.decode_graphs)
-        graphs.warm_up()
-    return Runner(model, shape, tables, residence, bounds, heart, graphs)
+    if device.type != "cuda":
+        return Runner(model, shape, tables, residence, bounds, heart, HostDraw(), None)
+    graphs = DecodeGraphs(model, shape, tables, heart, plan.max_blocks, capture=settings.decode_graphs)
+    sampler = DeviceSampler(settings.max_rows, model.spec.vocab_size, device)
+    for logits in graphs.warm_up():
+        for greedy in (True, False):
+            sampler.draw(logits, greedy=greedy)
+    draw = DeviceDraw(sampler, settings.max_rows)
+    return Runner(model, shape, tables, residence, bounds, heart, draw, graphs)
 
 
 def step_kernels(plan: MemoryPlan, device: torch.device) -> StepKernels:

@@ -6,7 +6,7 @@ padding rows write nothing. Without graphs the same work is launched piece by pi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -62,20 +62,25 @@ class DecodeGraphs:
         self._logits: dict[int, Tensor] = {}
 
     @torch.inference_mode()
-    def warm_up(self) -> None:
-        """Compile every kernel and capture every graph, the largest first: the others fit into its memory."""
+    def warm_up(self) -> Iterator[Tensor]:
+        """Compile every kernel and capture every graph, the largest first: the others fit into its memory.
+
+        Yields:
+            [size, vocab] logits of each size, so that what comes after them can warm up too.
+        """
         pool = torch.cuda.graph_pool_handle()
         for size in reversed(self._sizes):
             stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch leaves it untyped
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
-                self._compute(size)  # no row is real yet, so nothing is written
+                logits = self._compute(size)  # no row is real yet, so nothing is written
             torch.cuda.current_stream().wait_stream(stream)
             if self._capture:
                 graph = torch.cuda.CUDAGraph()
                 with torch.cuda.graph(graph, pool=pool):
-                    self._logits[size] = self._compute(size)
+                    logits = self._logits[size] = self._compute(size)
                 self._graphs[size] = graph
+            yield logits
 
     def run(self, rows: Sequence[int], positions: Sequence[int], tokens: Sequence[int]) -> Tensor:
         """The next token's logits.
@@ -86,15 +91,15 @@ class DecodeGraphs:
             tokens: the newest tokens.
 
         Returns:
-            [rows, vocab] float32, valid until the next call.
+            [rows and padding, vocab] float32, valid until the next call.
         """
         count = len(rows)
         size = next(size for size in self._sizes if size >= count)
         self._stage(rows, positions, tokens)
         if not self._capture:
-            return self._compute(size)[:count]
+            return self._compute(size)
         self._graphs[size].replay()
-        return self._logits[size][:count]
+        return self._logits[size]
 
     def _stage(self, rows: Sequence[int], positions: Sequence[int], tokens: Sequence[int]) -> None:
         count, most = len(rows), self._tables.host_pages.shape[0]

@@ -13,7 +13,8 @@ from torch import Tensor
 from services.decoder.attention.heart import Heart
 from services.decoder.attention.step import Step
 from services.decoder.engine.decode_graphs import DecodeGraphs
-from services.decoder.engine.sampler import sample, score_prompt
+from services.decoder.engine.draw import Draw
+from services.decoder.engine.sampler import score_prompt
 from services.decoder.engine.sequence import SampledToken, Sequence
 from services.decoder.engine.step_plan import StepPlan
 from services.decoder.kv.batch import PrefillChunk, decode_batch
@@ -34,6 +35,7 @@ class Runner:
     residence: Residence
     bounds: BoundsIndex | None
     heart: Heart
+    draw: Draw
     graphs: DecodeGraphs | None  # on a GPU, where decode rows run by themselves
 
     @torch.inference_mode()
@@ -57,11 +59,11 @@ class Runner:
             if end == len(sequence.prompt):
                 self.residence.seat(_row(sequence), end)
         if self.bounds is not None:
-            self.bounds.save(self._filled_pages(plan))
+            self.bounds.save(self._prefilled_pages(plan))
         return results
 
     def _decode(self, plan: StepPlan) -> Tensor | None:
-        """Decode rows by graph, `[rows, vocab]`; None where they run packed with the chunks."""
+        """Decode rows by graph, `[rows and padding, vocab]`; None where they run packed with the chunks."""
         if self.graphs is None or not plan.decodes:
             return None
         return self.graphs.run(
@@ -96,13 +98,15 @@ class Runner:
             if end == len(sequence.prompt):
                 sequences.append(sequence)
                 places.append(at - 1)
+                self.draw.seat(sequence)
         if not sequences:
             return {}
-        parts = [] if logits is None else [logits]
         if places:
             assert hidden is not None, "places lie in it"
-            parts.append(self.model.logits(hidden[places]))
-        drawn = sample(parts[0] if len(parts) == 1 else torch.cat(parts), sequences)
+            others = self.model.logits(hidden[places])
+            logits = others if logits is None else torch.cat([logits[: len(plan.decodes)], others])
+        assert logits is not None, "rows came from somewhere"
+        drawn = self.draw.draw(logits, sequences)
         return {_row(s): token for s, token in zip(sequences, drawn, strict=True) if token is not None}
 
     def _score_prompts(self, plan: StepPlan, hidden: Tensor) -> None:
@@ -119,14 +123,13 @@ class Runner:
             logits = self.model.logits(hidden[run][: len(following)])
             sequence.prompt_logprobs += score_prompt(logits, following, sequence.sampling)
 
-    def _filled_pages(self, plan: StepPlan) -> list[tuple[int, int]]:
-        """(host page, device page) of every page that this step filled."""
+    def _prefilled_pages(self, plan: StepPlan) -> list[tuple[int, int]]:
+        """(host page, device page) of every page that a chunk of this step wrote to."""
         size = self.shape.page_tokens
-        runs = [(sequence, sequence.computed, sequence.computed + 1) for sequence in plan.decodes]
         return [
             (sequence.host_pages[page].page, sequence.device_pages[page])
-            for sequence, start, end in [*runs, *plan.chunks]
-            for page in range(start // size, end // size)
+            for sequence, start, end in plan.chunks
+            for page in range(start // size, -(-end // size))
         ]
 
 

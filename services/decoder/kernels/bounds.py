@@ -7,8 +7,17 @@ score one dot product: for a query q, sum_d max(q_d min_d, q_d max_d) = relu([q,
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
+
+
+class BlockBounds(NamedTuple):
+    """One layer's bounds, both [pages, blocks a page, kv_heads, 2 * head_dim]."""
+
+    device: Tensor  # by device page: what select reads
+    arena: Tensor  # by host page: full blocks' bounds, for whoever takes the page over
 
 
 def append_bounds(bounds: Tensor, key: Tensor, block: Tensor, fresh: Tensor | None) -> None:

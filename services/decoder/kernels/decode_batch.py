@@ -81,6 +81,12 @@ class DecodeBatch:
         return None if self.fresh is None else self._by_lane(self.fresh)
 
     @cached_property
+    def filled(self) -> Tensor | None:
+        """[R] bool, rows whose block is full with this token; None = no row."""
+        filled = self.length % self.block_tokens == 0
+        return filled if bool(filled.any()) else None
+
+    @cached_property
     def row_device_pages(self) -> Tensor:
         """[R, P] int64."""
         return self._pages(self.device_pages).long()
@@ -104,8 +110,16 @@ class DecodeBatch:
     @cached_property
     def bounds_block(self) -> Tensor:
         """[R] int64 = device page * blocks a page + block in page, of the open block."""
-        page = self.row_device_pages.gather(1, (self.open_block // self.blocks_per_page).unsqueeze(1))
-        return page.squeeze(1) * self.blocks_per_page + self.open_block % self.blocks_per_page
+        return self._bounds_block(self.row_device_pages)
+
+    @cached_property
+    def host_bounds_block(self) -> Tensor:
+        """[R] int64 = host page * blocks a page + block in page, of the open block."""
+        return self._bounds_block(self._pages(self.host_pages).long())
+
+    def _bounds_block(self, pages: Tensor) -> Tensor:
+        page = pages.gather(1, (self.open_block // self.blocks_per_page).unsqueeze(1)).squeeze(1)
+        return page * self.blocks_per_page + self.open_block % self.blocks_per_page
 
     def _pages(self, table: Tensor) -> Tensor:
         return table.index_select(0, self.seats)[:, : -(-self.most_blocks // self.blocks_per_page)]

@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
+from services.decoder.kernels.bounds import BlockBounds
 from services.decoder.kernels.decode_batch import DecodeBatch
 from services.decoder.kernels.lru import LaneTables
 
@@ -75,9 +76,11 @@ class StepKernels(Protocol):
         value: Tensor,
         pool: Tensor,
         arena: Tensor,
-        bounds: Tensor | None,
+        bounds: BlockBounds | None,
     ) -> None:
         """Write each row's new record to its open slot and, through, to the arena; widen the block's bounds.
+
+        Bounds of a block that this token fills are written through too.
 
         Args:
             batch: the step's rows.
@@ -86,7 +89,7 @@ class StepKernels(Protocol):
             value: [R, kv_heads, head_dim].
             pool: [pool slots, block elements].
             arena: [host blocks, block elements].
-            bounds: [device pages, blocks a page, kv_heads, 2 * head_dim], or None where none are kept.
+            bounds: the layer's, or None where none are kept.
         """
 
     def attend(

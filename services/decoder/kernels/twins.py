@@ -12,7 +12,7 @@ from torch import Tensor
 
 from services.decoder.kernels.append import append, make_records
 from services.decoder.kernels.attend import attend_slots
-from services.decoder.kernels.bounds import append_bounds
+from services.decoder.kernels.bounds import BlockBounds, append_bounds
 from services.decoder.kernels.counter import Counter
 from services.decoder.kernels.decode_batch import DecodeBatch
 from services.decoder.kernels.resolve import resolve
@@ -56,7 +56,7 @@ class Twins:
         value: Tensor,
         pool: Tensor,
         arena: Tensor,
-        bounds: Tensor | None,
+        bounds: BlockBounds | None,
     ) -> None:
         """Records on both sides, then the bounds."""
         records = make_records(key, value, batch.groups)
@@ -72,7 +72,11 @@ class Twins:
             batch.host_record,
         )
         if bounds is not None:
-            append_bounds(bounds.flatten(0, 1), key, batch.bounds_block, batch.fresh)
+            device = bounds.device.flatten(0, 1)
+            append_bounds(device, key, batch.bounds_block, batch.fresh)
+            if batch.filled is not None:
+                full = device.index_select(0, batch.bounds_block[batch.filled])
+                bounds.arena.flatten(0, 1).index_copy_(0, batch.host_bounds_block[batch.filled], full)
 
     def attend(
         self, batch: DecodeBatch, query: Tensor, pool: Tensor, slots: Tensor, selected: Tensor, scaling: float

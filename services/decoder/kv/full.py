@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from services.decoder.kernels.append import append
+from services.decoder.kernels.bounds import BlockBounds
 from services.decoder.kernels.counter import Counter
 from services.decoder.kernels.decode_batch import DecodeBatch
 from services.decoder.kernels.step_kernels import Placement, StepKernels
@@ -53,7 +54,7 @@ class Full:
         placement: Placement,
         key: Tensor,
         value: Tensor,
-        bounds: Tensor | None,
+        bounds: BlockBounds | None,
     ) -> None:
         """Write the device's page and the arena's."""
         pool, arena = self._pools[layer], self._arena[layer]

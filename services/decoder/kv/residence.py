@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
+from services.decoder.kernels.bounds import BlockBounds
 from services.decoder.kernels.decode_batch import DecodeBatch
 from services.decoder.kernels.step_kernels import Placement
 from services.decoder.kv.batch import PrefillChunk
@@ -42,11 +43,11 @@ class Residence(Protocol):
         placement: Placement,
         key: Tensor,
         value: Tensor,
-        bounds: Tensor | None,
+        bounds: BlockBounds | None,
     ) -> None:
         """Write a token a row to the open slots, to the arena and into the selector's bounds, if it has any.
 
-        Shapes: `key` and `value` [rows, kv_heads, head_dim], `bounds` as StepKernels.append says.
+        Shapes: `key` and `value` [rows, kv_heads, head_dim].
         """
 
     def pool(self, layer: int) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from services.decoder.kernels.bounds import BlockBounds
 from services.decoder.kernels.counter import Counter
 from services.decoder.kernels.decode_batch import DecodeBatch
 from services.decoder.kernels.places import blocks_of
@@ -68,7 +69,7 @@ class Tiered:
         placement: Placement,
         key: Tensor,
         value: Tensor,
-        bounds: Tensor | None,
+        bounds: BlockBounds | None,
     ) -> None:
         """Write through: hot slot and arena."""
         store = self._layers[layer]

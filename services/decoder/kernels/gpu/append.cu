@@ -3,7 +3,8 @@
 // The definition is the twin, kernels/twins.py (append). Knows one layer's bytes (struct below), no history.
 // A thread moves one 16-byte piece of one row's keys or values to both sides; a key's thread also takes it into
 // the two pieces of the bounds that it touches. A block that opens has its other records zeroed and its bounds
-// start afresh, as the twin does it: what the slot held before was another row's.
+// start afresh, as the twin does it: what the slot held before was another row's. A full block's bounds are
+// written through to the arena.
 //
 // Compile-time: KV_HEADS, GROUPS, HEAD_DIM, BLOCK_TOKENS, BLOCKS_PER_PAGE, ELEMENT (0 float32, 1 bfloat16,
 // 2 float16), THREADS.
@@ -20,6 +21,7 @@ struct AppendParams {
   int4* pool;               // [pool slots, BLOCK_TOKENS, record]
   int4* arena;              // this layer's [host blocks, BLOCK_TOKENS, record] in host memory
   int4* bounds;             // [device pages, BLOCKS_PER_PAGE, KV_HEADS, 2 * HEAD_DIM], or null
+  int4* arena_bounds;       // this layer's [host pages, BLOCKS_PER_PAGE, KV_HEADS, 2 * HEAD_DIM] in host memory
   i64 key_stride, value_stride;
   i32 max_pages;
 };
@@ -72,6 +74,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) append(const __grid_consta
     int4 up = fresh, down = int4{minus(fresh.x), minus(fresh.y), minus(fresh.z), minus(fresh.w)};
     if (offset) up = larger(up, highest[0]), down = larger(down, highest[HEAD]);
     highest[0] = up, highest[HEAD] = down;
+    if (offset == BLOCK_TOKENS - 1) {  // the block is full: these are its bounds for good
+      int4* saved = p.arena_bounds + (highest - p.bounds) +
+                    ((i64)host_page - device_page) * BLOCKS_PER_PAGE * KV_HEADS * 2 * HEAD;
+      saved[0] = up, saved[HEAD] = down;
+    }
   }
   slot[offset * RECORD] = fresh;
   const i64 home = ((i64)host_page * GROUPS + group) * BLOCKS_PER_PAGE + in_page;

@@ -24,7 +24,7 @@ class AppendParams(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in (
             "key", "value", "open_slot", "seats", "length", "real_rows", "host_pages", "device_pages",
-            "pool", "arena", "bounds",
+            "pool", "arena", "bounds", "arena_bounds",
         )),
         *((name, ctypes.c_int64) for name in ("key_stride", "value_stride")),
         ("max_pages", ctypes.c_int32),
@@ -90,6 +90,7 @@ class AppendCall:
     pool: Tensor  # [pool slots, ...], a block's bytes a slot
     arena_pointer: int  # of the layer's first block, as the device addresses it
     bounds: Tensor | None  # [device pages, blocks a page, kv_heads, 2 * head_dim]; None = none are kept
+    arena_bounds_pointer: int  # of the layer's first page of bounds, likewise; 0 without bounds
 
     def launch(self, shape: AppendShape) -> None:
         """Launch on torch's current stream."""
@@ -105,6 +106,7 @@ class AppendCall:
             pool=self.pool.data_ptr(),
             arena=self.arena_pointer,
             bounds=None if self.bounds is None else self.bounds.data_ptr(),
+            arena_bounds=self.arena_bounds_pointer,
             key_stride=self.key.stride(0) * self.key.element_size(),
             value_stride=self.value.stride(0) * self.value.element_size(),
             max_pages=self.host_pages.shape[1],
@@ -139,6 +141,8 @@ class AppendCall:
             raise ValueError(f"pool must be contiguous slots of {block_bytes} bytes")
         if self.arena_pointer % 16:
             raise ValueError("arena_pointer must be a multiple of 16")
+        if (self.bounds is None) != (self.arena_bounds_pointer == 0) or self.arena_bounds_pointer % 16:
+            raise ValueError("arena_bounds_pointer must be a multiple of 16, and 0 only without bounds")
         if self.bounds is not None:
             wanted = (shape.blocks_per_page, shape.kv_heads, 2 * shape.head_dim)
             if self.bounds.shape[1:] != wanted or self.bounds.dtype != shape.dtype:

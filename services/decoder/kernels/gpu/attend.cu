@@ -1,233 +1,187 @@
-// attend: one query a row over the blocks its lanes chose, read from hot slots.
+// attend: one query a row over the blocks its lanes chose, read from hot slots, for 16-bit types.
 //
 // The definition is the twin, kernels/attend.py (attend_slots). Knows slots and positions, no row's history.
-// A thread block serves one KV head of one lane and one split of its blocks; the G query heads that share the
-// KV head are computed together, so that every byte is read once. LANES threads of a warp hold one token; a
-// warp takes STRIDE tokens at a time and keeps its own running softmax. Splits are merged by whichever block
-// of them ends last. All sums in float32.
+// A thread block serves one split of one unit (a KV head of a lane) and the GROUP_SIZE query heads that share it.
+// Its warps work on their own: each takes tiles of 16 tokens in turn, has DEPTH of them under way to its own part
+// of shared memory, and keeps its own running softmax. Queries stand in columns: scores = keys * queries and
+// sums = values^T * weights, so that one matrix instruction serves 16 tokens or dims and 8 query heads.
+// Tokens that are not seen are never read: their keys and values are zeros, whatever their slots hold.
 //
-// Compile-time: HEAD_DIM, GROUP_SIZE (G), BLOCK_TOKENS, ELEMENT (0 float32, 1 bfloat16, 2 float16), WARPS.
+// Compile-time: HEAD_DIM, GROUP_SIZE, BLOCK_TOKENS, ELEMENT (1 bfloat16, 2 float16), WARPS, DEPTH, CLUSTER.
 
-using i32 = int;
-using u32 = unsigned int;
-using u16 = unsigned short;
+#include "elements.cuh"
+#include "tensor_cores.cuh"
+#include "parts.cuh"
+#include "tokens.cuh"
+#include "attend_params.cuh"
 
-struct AttendParams {
-  const void* query;      // [rows, groups * heads * G, HEAD_DIM]
-  const void* pool;       // [pool slots, BLOCK_TOKENS, 2, heads, HEAD_DIM]
-  const i32* slots;       // [rows * groups, top_k] pool slots, -1 = none
-  const i32* selected;    // [rows * groups, top_k] the blocks in them, -1 = none
-  const i32* length;      // [rows] tokens, the newest included
-  const i32* real_rows;   // [1]
-  void* out;              // [rows, groups * heads * G, HEAD_DIM]
-  float* partial;         // [rows * groups * heads, splits, G, HEAD_DIM + 2]: sums, then maximum and weight
-  u32* arrived;           // [rows * groups * heads], zero between launches
-  float scaling;
-  i32 top_k, groups, heads, splits;
-};
+constexpr i32 TILE = 16;                               // tokens
+constexpr i32 VECTORS = HEAD_DIM / 8;                  // 16-byte pieces of a key
+constexpr i32 TOKEN_BYTES = (2 * VECTORS + 1) * 16;    // in shared memory; odd, so that 8 tokens lie in 8 banks
+constexpr i32 TILE_BYTES = TILE * TOKEN_BYTES;
+constexpr i32 COPIES = TILE * 2 * VECTORS / 32;        // 16-byte copies of one thread for a tile
+constexpr i32 STEPS = HEAD_DIM / 16;                   // matrix products along a key
+constexpr i32 COLUMNS = (GROUP_SIZE + 7) / 8;          // groups of 8 query heads
+using Own = Part<GROUP_SIZE, HEAD_DIM>;
+constexpr i32 WARP_BYTES = DEPTH * TILE_BYTES > (i32)sizeof(Own) ? DEPTH * TILE_BYTES : (i32)sizeof(Own);
+static_assert(HEAD_DIM % 16 == 0, "a key must be whole matrix steps");
 
-constexpr i32 ELEMENT_BYTES = ELEMENT == 0 ? 4 : 2;
-constexpr i32 VECTOR = 16 / ELEMENT_BYTES;                 // elements of one 16-byte load
-constexpr i32 VECTORS = HEAD_DIM / VECTOR;                 // loads of one key
-__device__ constexpr i32 power_of_two(i32 n) { return n <= 1 ? 1 : 2 * power_of_two((n + 1) / 2); }
-constexpr i32 LANES = power_of_two(VECTORS) < 32 ? power_of_two(VECTORS) : 32;  // threads of one token
-constexpr i32 LOADS = (VECTORS + LANES - 1) / LANES;       // of each of them
-constexpr i32 STRIDE = 32 / LANES;                         // tokens of a warp at a time
-constexpr i32 DEPTH = 4;                                   // of those in flight
-constexpr float LOWEST = -3.0e38f;
-static_assert(HEAD_DIM % VECTOR == 0, "a key must be whole 16-byte loads");
-
-__device__ __forceinline__ void unpack(const int4& raw, float* values) {
-  const u32 words[4] = {(u32)raw.x, (u32)raw.y, (u32)raw.z, (u32)raw.w};
+// Starts copying a tile, of which each lane of the warp brings one token; returns which tokens are seen, as bits.
+__device__ __forceinline__ u32 fetch(
+    const AttendParams& p, const Place& place, const Token& token, bool seen, u32 tile) {
+  const i32 inside = threadIdx.x % 32;
+  const u32 all = __ballot_sync(~0u, seen) & 0xffff;
+  if (all) {
+    const i64 mine = seen ? place.key(p, token) : -1;
+    const i32 to_value = (p.heads - 1) * HEAD_DIM * ELEMENT_BYTES;  // between a key's end and its value
 #pragma unroll
-  for (i32 i = 0; i < 4; ++i) {
-    if (ELEMENT == 0) {
-      values[i] = __uint_as_float(words[i]);
-    } else if (ELEMENT == 1) {
-      values[2 * i] = __uint_as_float(words[i] << 16);
-      values[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
-    } else {
-      asm("{.reg .b16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h;}"
-          : "=f"(values[2 * i]), "=f"(values[2 * i + 1])
-          : "r"(words[i]));
+    for (i32 n = 0; n < COPIES; ++n) {
+      const i32 piece = n * 32 + inside, of = piece / (2 * VECTORS), vector = piece % (2 * VECTORS);
+      const i64 key = __shfl_sync(~0u, mine, of);
+      const i64 from = key < 0 ? 0 : key + vector * 16 + (vector < VECTORS ? 0 : to_value);
+      copy_16(tile + of * TOKEN_BYTES + vector * 16, (const char*)p.pool + from, key >= 0);
     }
   }
+  return all;
 }
 
-__device__ __forceinline__ void store(void* out, long long at, float value) {
-  if (ELEMENT == 0) {
-    ((float*)out)[at] = value;
-  } else {
-    u16 bits;
-    if (ELEMENT == 1) asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
-    else asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
-    ((u16*)out)[at] = bits;
-  }
-}
+struct Softmax {
+  float top[COLUMNS][2], weight[COLUMNS][2];  // of query heads 8c + 2t and the next
+  float sum[COLUMNS][STEPS][4];               // rows: dims; columns: query heads
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32) attend(const __grid_constant__ AttendParams p) {
-  const i32 split = blockIdx.x % p.splits, unit = blockIdx.x / p.splits;
-  const i32 head = unit % p.heads, lane = unit / p.heads, row = lane / p.groups;
-  if (row >= *p.real_rows) return;
-  const i32 warp = threadIdx.x / 32, inside = threadIdx.x % 32;
-  const i32 part = inside % LANES, token_lane = inside / LANES;
-  const i32 length = p.length[row];
-  const i32 kv_head = (lane % p.groups) * p.heads + head;
-  const i32 query_heads = p.groups * p.heads * GROUP_SIZE;
-  const long long query_at = ((long long)row * query_heads + (long long)kv_head * GROUP_SIZE) * HEAD_DIM;
-
-  float query[GROUP_SIZE][LOADS * VECTOR], sum[GROUP_SIZE][LOADS * VECTOR] = {}, top[GROUP_SIZE], weight[GROUP_SIZE];
+  __device__ __forceinline__ Softmax() {
 #pragma unroll
-  for (i32 g = 0; g < GROUP_SIZE; ++g) {
-    top[g] = LOWEST, weight[g] = 0;
+    for (i32 c = 0; c < COLUMNS; ++c) {
+      top[c][0] = top[c][1] = LOWEST, weight[c][0] = weight[c][1] = 0;
 #pragma unroll
-    for (i32 l = 0; l < LOADS; ++l) {
-      const i32 v = l * LANES + part;
-      int4 raw = {0, 0, 0, 0};
-      if (v < VECTORS) raw = *(const int4*)((const char*)p.query + (query_at + g * HEAD_DIM + v * VECTOR) * ELEMENT_BYTES);
-      unpack(raw, &query[g][l * VECTOR]);
+      for (i32 m = 0; m < STEPS; ++m)
 #pragma unroll
-      for (i32 i = 0; i < VECTOR; ++i) query[g][l * VECTOR + i] *= p.scaling * 1.44269504f;  // log2(e): exp2 below
+        for (i32 i = 0; i < 4; ++i) sum[c][m][i] = 0;
     }
   }
 
-  const i32 blocks = (p.top_k + p.splits - 1) / p.splits;
-  const i32 first = split * blocks * BLOCK_TOKENS;
-  const i32 last = min(p.top_k, (split + 1) * blocks) * BLOCK_TOKENS;
-  const i32* slots = p.slots + (long long)lane * p.top_k;
-  const i32* selected = p.selected + (long long)lane * p.top_k;
-  const long long record_bytes = 2ll * p.heads * HEAD_DIM * ELEMENT_BYTES;
-  const long long value_offset = (long long)p.heads * HEAD_DIM * ELEMENT_BYTES;
-  const char* pool = (const char*)p.pool + (long long)head * HEAD_DIM * ELEMENT_BYTES;
+  // Takes in a tile. `scale` is in powers of two.
+  __device__ __forceinline__ void add(const u32 (&query)[COLUMNS][STEPS][2], u32 tile, u32 seen, float scale) {
+    const i32 inside = threadIdx.x % 32;
+    float score[COLUMNS][2][4] = {};  // even and odd steps: two chains of products
+    const u32 keys = tile + inside % 16 * TOKEN_BYTES + inside / 16 * 16;
+#pragma unroll
+    for (i32 k = 0; k < STEPS; ++k) {
+      u32 a[4];
+      load_matrices(a, keys + k * 32);
+#pragma unroll
+      for (i32 c = 0; c < COLUMNS; ++c) multiply(score[c][k % 2], a, query[c][k]);
+    }
+    u32 weights[COLUMNS][2];
+    const bool is_seen[2] = {(seen >> inside / 4 & 1) != 0, (seen >> (8 + inside / 4) & 1) != 0};
+#pragma unroll
+    for (i32 c = 0; c < COLUMNS; ++c) {
+      float s[4], fade[2];
+#pragma unroll
+      for (i32 i = 0; i < 4; ++i) s[i] = is_seen[i / 2] ? (score[c][0][i] + score[c][1][i]) * scale : LOWEST;
+#pragma unroll
+      for (i32 j = 0; j < 2; ++j) {
+        float highest = fmaxf(s[j], s[2 + j]);
+#pragma unroll
+        for (i32 step = 4; step < 32; step *= 2) highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, step));
+        highest = fmaxf(highest, top[c][j]);
+        fade[j] = exp2f(top[c][j] - highest);
+        top[c][j] = highest;
+        s[j] = is_seen[0] ? exp2f(s[j] - highest) : 0;
+        s[2 + j] = is_seen[1] ? exp2f(s[2 + j] - highest) : 0;
+        weight[c][j] = weight[c][j] * fade[j] + (s[j] + s[2 + j]);
+      }
+      weights[c][0] = transpose(pack(s[0], s[1]));
+      weights[c][1] = transpose(pack(s[2], s[3]));
+#pragma unroll
+      for (i32 m = 0; m < STEPS; ++m)
+#pragma unroll
+        for (i32 i = 0; i < 4; ++i) sum[c][m][i] *= fade[i % 2];
+    }
+    const u32 values = tile + (inside / 16 * 8 + inside % 8) * TOKEN_BYTES + (VECTORS + inside / 8 % 2) * 16;
+#pragma unroll
+    for (i32 m = 0; m < STEPS; ++m) {
+      u32 a[4];
+      load_matrices_transposed(a, values + m * 32);
+#pragma unroll
+      for (i32 c = 0; c < COLUMNS; ++c) multiply(sum[c][m], a, weights[c]);
+    }
+  }
 
-  for (i32 base = first + warp * STRIDE; base < last; base += WARPS * STRIDE * DEPTH) {
-    int4 key[DEPTH][LOADS], value[DEPTH][LOADS];
-    bool seen[DEPTH];
+  __device__ __forceinline__ void write(Own& part) {
+    const i32 inside = threadIdx.x % 32;
 #pragma unroll
-    for (i32 d = 0; d < DEPTH; ++d) {
-      const i32 i = base + d * WARPS * STRIDE + token_lane;
-      const i32 at = i / BLOCK_TOKENS, offset = i % BLOCK_TOKENS;
-      const i32 block = i < last ? selected[at] : -1;
-      seen[d] = block >= 0 && block * BLOCK_TOKENS + offset < length;
-      const char* record = pool + ((long long)(seen[d] ? slots[at] : 0) * BLOCK_TOKENS + offset) * record_bytes;
+    for (i32 c = 0; c < COLUMNS; ++c)
 #pragma unroll
-      for (i32 l = 0; l < LOADS; ++l) {
-        const i32 v = l * LANES + part;
-        key[d][l] = value[d][l] = int4{0, 0, 0, 0};
-        if (seen[d] && v < VECTORS) {
-          key[d][l] = *(const int4*)(record + v * 16);
-          value[d][l] = *(const int4*)(record + value_offset + v * 16);
+      for (i32 j = 0; j < 2; ++j) {
+        const i32 query = c * 8 + inside % 4 * 2 + j;
+        float total = weight[c][j];
+#pragma unroll
+        for (i32 step = 4; step < 32; step *= 2) total += __shfl_xor_sync(~0u, total, step);
+        if (query >= GROUP_SIZE) continue;
+        if (inside < 4) part.top[query] = top[c][j], part.weight[query] = total;
+#pragma unroll
+        for (i32 m = 0; m < STEPS; ++m) {
+          part.sum[query][m * 16 + inside / 4] = sum[c][m][j];
+          part.sum[query][m * 16 + 8 + inside / 4] = sum[c][m][2 + j];
         }
       }
-    }
-    float score[DEPTH][GROUP_SIZE];
-#pragma unroll
-    for (i32 d = 0; d < DEPTH; ++d) {
-      float numbers[LOADS * VECTOR];
-#pragma unroll
-      for (i32 l = 0; l < LOADS; ++l) unpack(key[d][l], &numbers[l * VECTOR]);
-#pragma unroll
-      for (i32 g = 0; g < GROUP_SIZE; ++g) {
-        float dot = 0;
-#pragma unroll
-        for (i32 i = 0; i < LOADS * VECTOR; ++i) dot = fmaf(query[g][i], numbers[i], dot);
-#pragma unroll
-        for (i32 step = LANES / 2; step; step /= 2) dot += __shfl_xor_sync(~0u, dot, step);
-        score[d][g] = seen[d] ? dot : LOWEST;
-      }
-    }
-#pragma unroll
-    for (i32 g = 0; g < GROUP_SIZE; ++g) {
-      float higher = top[g];
-#pragma unroll
-      for (i32 d = 0; d < DEPTH; ++d) higher = fmaxf(higher, score[d][g]);
-      const float fade = exp2f(top[g] - higher);
-      top[g] = higher;
-      weight[g] *= fade;
-#pragma unroll
-      for (i32 i = 0; i < LOADS * VECTOR; ++i) sum[g][i] *= fade;
-#pragma unroll
-      for (i32 d = 0; d < DEPTH; ++d) {
-        score[d][g] = seen[d] ? exp2f(score[d][g] - higher) : 0;
-        weight[g] += score[d][g];
-      }
-    }
-#pragma unroll
-    for (i32 d = 0; d < DEPTH; ++d) {
-      float numbers[LOADS * VECTOR];
-#pragma unroll
-      for (i32 l = 0; l < LOADS; ++l) unpack(value[d][l], &numbers[l * VECTOR]);
-#pragma unroll
-      for (i32 g = 0; g < GROUP_SIZE; ++g)
-#pragma unroll
-        for (i32 i = 0; i < LOADS * VECTOR; ++i) sum[g][i] = fmaf(score[d][g], numbers[i], sum[g][i]);
-    }
   }
+};
 
-  // The token lanes of each warp and then the warps meet in shared memory, in a fixed order.
-  __shared__ float tops[WARPS * STRIDE][GROUP_SIZE], weights[WARPS * STRIDE][GROUP_SIZE];
-  __shared__ float sums[WARPS * STRIDE][HEAD_DIM];
-  const i32 walker = warp * STRIDE + token_lane;
-  if (part == 0)
-    for (i32 g = 0; g < GROUP_SIZE; ++g) tops[walker][g] = top[g], weights[walker][g] = weight[g];
-  __syncthreads();
-  float* partial = p.partial + (((long long)unit * p.splits + split) * GROUP_SIZE) * (HEAD_DIM + 2);
-  for (i32 g = 0; g < GROUP_SIZE; ++g) {
-    float highest = LOWEST, total = 0;
-    for (i32 w = 0; w < WARPS * STRIDE; ++w) highest = fmaxf(highest, tops[w][g]);
-    for (i32 w = 0; w < WARPS * STRIDE; ++w) total += weights[w][g] * exp2f(tops[w][g] - highest);
-    float mine = 0;
-#pragma unroll
-    for (i32 k = 0; k < GROUP_SIZE; ++k) if (k == g) mine = exp2f(top[k] - highest);
-#pragma unroll
-    for (i32 l = 0; l < LOADS; ++l)
-#pragma unroll
-      for (i32 i = 0; i < VECTOR; ++i) {
-        const i32 at = (l * LANES + part) * VECTOR + i;
-        float own = 0;
-#pragma unroll
-        for (i32 k = 0; k < GROUP_SIZE; ++k) if (k == g) own = sum[k][l * VECTOR + i];
-        if (at < HEAD_DIM) sums[walker][at] = own * mine;
-      }
-    __syncthreads();
-    for (i32 at = threadIdx.x; at < HEAD_DIM; at += WARPS * 32) {
-      float all = 0;
-      for (i32 w = 0; w < WARPS * STRIDE; ++w) all += sums[w][at];
-      if (p.splits == 1) store(p.out, query_at + (long long)g * HEAD_DIM + at, all / total);
-      else partial[g * (HEAD_DIM + 2) + at] = all;
-    }
-    if (threadIdx.x == 0 && p.splits > 1) {
-      partial[g * (HEAD_DIM + 2) + HEAD_DIM] = highest;
-      partial[g * (HEAD_DIM + 2) + HEAD_DIM + 1] = total;
-    }
-    __syncthreads();
-  }
-  if (p.splits == 1) return;
+extern "C" __global__ void __launch_bounds__(WARPS * 32) attend(const __grid_constant__ AttendParams p) {
+  extern __shared__ __align__(16) char shared[];  // a piece of WARP_BYTES for each warp, then the block's part
+  const Place place(p);
+  const i32 warp = threadIdx.x / 32, inside = threadIdx.x % 32;
+  const i32 tiles = (place.tokens + TILE - 1) / TILE, count = max(0, (tiles - warp + WARPS - 1) / WARPS);
+  char* piece = shared + warp * WARP_BYTES;
+  const u32 ring = shared_address(piece);
+  wait_for_previous();
+  let_next_begin();
 
-  // Whoever ends last merges all splits, in their order, so that the result never depends on who that is.
-  __shared__ bool is_last;
-  __threadfence();
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    is_last = atomicAdd(&p.arrived[unit], 1) == (u32)p.splits - 1;
-    if (is_last) p.arrived[unit] = 0;
-  }
-  __syncthreads();
-  if (!is_last) return;
-  __threadfence();
-  const volatile float* all = p.partial + (long long)unit * p.splits * GROUP_SIZE * (HEAD_DIM + 2);
-  for (i32 g = 0; g < GROUP_SIZE; ++g) {
-    float highest = LOWEST;
-    for (i32 s = 0; s < p.splits; ++s) highest = fmaxf(highest, all[(s * GROUP_SIZE + g) * (HEAD_DIM + 2) + HEAD_DIM]);
-    for (i32 at = threadIdx.x; at < HEAD_DIM; at += WARPS * 32) {
-      float total = 0, merged = 0;
-      for (i32 s = 0; s < p.splits; ++s) {
-        const volatile float* theirs = all + (s * GROUP_SIZE + g) * (HEAD_DIM + 2);
-        const float scale = exp2f(theirs[HEAD_DIM] - highest);
-        merged += theirs[at] * scale;
-        total += theirs[HEAD_DIM + 1] * scale;
-      }
-      store(p.out, query_at + (long long)g * HEAD_DIM + at, merged / total);
+  // Everything that the first copies depend on is read at once.
+  const auto token = [&](i32 n) { return Token(place.slots, place.selected, place.tokens, (n * WARPS + warp) * TILE + inside % TILE); };
+  Token ahead[DEPTH];
+#pragma unroll
+  for (i32 d = 0; d < DEPTH; ++d) ahead[d] = token(d);
+  const i32 length = p.length[place.row];
+  const bool real = place.row < *p.real_rows;
+  u32 query[COLUMNS][STEPS][2];
+#pragma unroll
+  for (i32 c = 0; c < COLUMNS; ++c)
+#pragma unroll
+    for (i32 k = 0; k < STEPS * 2; ++k) {
+      const i32 head = c * 8 + inside / 4;
+      const u32* from = (const u32*)((const u16*)p.query + place.query + head * HEAD_DIM) + k * 4 + inside % 4;
+      query[c][k / 2][k % 2] = head < GROUP_SIZE ? *from : 0;
     }
+  u32 seen[DEPTH];
+#pragma unroll
+  for (i32 d = 0; d < DEPTH; ++d) {
+    seen[d] = fetch(p, place, ahead[d], real && ahead[d].seen(length), ring + d * TILE_BYTES);
+    close_group();
   }
+  if (!real) return;
+
+  Softmax softmax;
+  for (i32 n = 0; n < count; ++n) {
+    const u32 tile = ring + n % DEPTH * TILE_BYTES;
+    const Token next = token(n + DEPTH);
+    wait_groups<DEPTH - 1>();
+    __syncwarp();
+    if (seen[0]) softmax.add(query, tile, seen[0], p.scaling * 1.44269504f);  // log2(e)
+    __syncwarp();
+#pragma unroll
+    for (i32 d = 0; d < DEPTH - 1; ++d) seen[d] = seen[d + 1];
+    seen[DEPTH - 1] = fetch(p, place, next, next.seen(length), tile);
+    close_group();
+  }
+  wait_groups<0>();
+  softmax.write(*(Own*)piece);
+  Own& own = *(Own*)(shared + WARPS * WARP_BYTES);
+  merge_warps<WARPS, GROUP_SIZE, HEAD_DIM, WARPS * 32>(shared, WARP_BYTES, [&](i32 row, i32 dim, const Merged& merged) {
+    *(float4*)&own.sum[row][dim] = merged.sum;
+    if (dim == 0) own.top[row] = merged.top, own.weight[row] = merged.weight;
+  });
+  finish<WARPS * 32>(p, place, own);
 }

@@ -15,8 +15,6 @@ from torch import Tensor
 from services.decoder.kernels.gpu.kernel import Kernel
 
 _ELEMENTS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-_WARPS = 4
-_WAVES = 2  # thread blocks a multiprocessor; measured best at 2 to 32 rows (docs/log.md)
 
 
 class AttendParams(ctypes.Structure):
@@ -40,26 +38,52 @@ class AttendShape:
     block_tokens: int
     dtype: torch.dtype
 
+    warps: int = 4
+    depth: int = 2  # tiles of 16 tokens that each warp has under way
+    cluster: int = 1
+
+    @property
+    def source(self) -> str:
+        """Tensor cores for 16-bit types."""
+        return "attend_plain" if self.dtype == torch.float32 else "attend"
+
     @property
     def defines(self) -> dict[str, int]:
-        """The constants that attend.cu's head asks for."""
+        """The constants that the sources' heads ask for."""
         return {
             "HEAD_DIM": self.head_dim,
             "GROUP_SIZE": self.group_size,
             "BLOCK_TOKENS": self.block_tokens,
             "ELEMENT": _ELEMENTS[self.dtype],
-            "WARPS": _WARPS,
+            "WARPS": self.warps,
+            "DEPTH": self.depth,
+            "CLUSTER": self.cluster,
         }
+
+    @property
+    def shared_bytes(self) -> int:
+        """What the sources lay out in shared memory."""
+        part = -(-self.group_size * (self.head_dim + 6) * 4 // 16) * 16
+        if self.dtype == torch.float32:
+            lanes = min(32, 1 << (self.head_dim // 4 - 1).bit_length())
+            return part * (self.warps * (32 // lanes) + 1)
+        return self.warps * max(self.depth * 16 * (4 * self.head_dim + 16), part) + part
 
     @cached_property
     def kernel(self) -> Kernel:
         """Compiled and loaded at first use."""
-        return Kernel("attend", self.defines, threads=32 * _WARPS, cluster=1, shared_bytes=0)
+        return Kernel(
+            self.source,
+            self.defines,
+            threads=32 * self.warps,
+            cluster=self.cluster,
+            shared_bytes=self.shared_bytes,
+            overlaps=True,
+        )
 
-    def splits(self, units: int, top_k: int) -> int:
-        """Into how many parts each KV head's blocks are cut, so that few rows still fill the device."""
-        wanted = -(-_WAVES * torch.cuda.get_device_properties().multi_processor_count // units)
-        return max(1, min(wanted, top_k))
+    def splits(self, top_k: int) -> int:
+        """Into how many parts each KV head's blocks are cut."""
+        return max(1, min(16, top_k))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +98,7 @@ class AttendCall:
     real_rows: Tensor  # [1]
     out: Tensor  # [rows, query heads, head_dim]
     partial: Tensor  # float32 workspace, at least `workspace` elements
-    arrived: Tensor  # [rows * KV heads], zero
+    arrived: Tensor  # [rows * KV heads * cluster], zero
     groups: int
     scaling: float
     splits: int
@@ -124,6 +148,10 @@ class AttendCall:
         for name in ("slots", "selected", "length", "real_rows", "arrived"):
             if getattr(self, name).dtype != torch.int32 or not getattr(self, name).is_contiguous():
                 raise ValueError(f"{name} must be contiguous int32")
+        if self.splits % shape.cluster:
+            raise ValueError(f"splits must be a multiple of the cluster's {shape.cluster} thread blocks")
         units = self.slots.shape[0] * heads
-        if self.partial.numel() < self.workspace(shape, units, self.splits) or self.arrived.numel() < units:
-            raise ValueError("the workspace is too small for this many rows and splits")
+        if self.partial.numel() < self.workspace(shape, units, self.splits):
+            raise ValueError("partial is too small for this many rows and splits")
+        if self.arrived.numel() < units * shape.cluster:
+            raise ValueError("arrived is too small for this many rows")

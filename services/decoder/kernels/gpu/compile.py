@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from services.contract.errors import SetupError
 
 KERNELS = Path(__file__).parent
 _COMMON = KERNELS / "device.cuh"
+_INCLUDE = re.compile(r'^#include "(\w+\.cuh)"$', re.MULTILINE)
 
 
 def cache_directory() -> Path:
@@ -37,6 +39,7 @@ def compile_kernel(name: str, defines: Mapping[str, int], arch: str, folder: Pat
         SetupError: NVRTC refused; its log is in the message.
     """
     source = _COMMON.read_text() + (folder / f"{name}.cu").read_text()
+    source = _INCLUDE.sub(lambda line: (KERNELS / line[1]).read_text(), source)
     options = ProgramOptions(
         std="c++17", arch=arch, define_macro=[(key, str(value)) for key, value in defines.items()]
     )

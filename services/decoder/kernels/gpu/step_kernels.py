@@ -11,6 +11,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from services.decoder.kernels.bounds import BlockBounds
 from services.decoder.kernels.decode_batch import DecodeBatch
 from services.decoder.kernels.gpu.append import AppendCall, AppendShape
 from services.decoder.kernels.gpu.attend import AttendCall, AttendShape
@@ -129,7 +130,7 @@ class GpuKernels:
         value: Tensor,
         pool: Tensor,
         arena: Tensor,
-        bounds: Tensor | None,
+        bounds: BlockBounds | None,
     ) -> None:
         """kernels/gpu/append.cu."""
         _, kv_heads, head_dim = key.shape
@@ -149,7 +150,8 @@ class GpuKernels:
             device_pages=batch.device_pages,
             pool=pool,
             arena_pointer=arena.data_ptr(),
-            bounds=bounds,
+            bounds=None if bounds is None else bounds.device,
+            arena_bounds_pointer=0 if bounds is None else bounds.arena.data_ptr(),
         )
         call.check(shape)
         call.launch(shape)
