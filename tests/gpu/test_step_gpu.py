@@ -1,0 +1,101 @@
+"""What a decode step on the GPU must not do: allocate, or wait for the device; and how it is padded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.synthetic import synthetic_model
+from services.decoder.engine.assembly import dense_ops
+from services.decoder.engine.decode_graphs import batch_sizes
+from services.decoder.engine.offline import OfflineEngine
+from services.decoder.engine.sequence import Sampling, Sequence
+from services.decoder.models.causal_lm import CausalLM
+from services.decoder.settings import DecoderSettings
+
+pytestmark = pytest.mark.gpu
+
+CUDA = torch.device("cuda:0")
+ROWS = 5
+
+
+@pytest.fixture(scope="module")
+def model() -> CausalLM:
+    return synthetic_model("qwen3-0.6b", CUDA, torch.bfloat16, 3, dense=dense_ops(CUDA))[1]
+
+
+def running(model: CausalLM, mode: str, sampling: Sampling) -> OfflineEngine:
+    """An engine whose rows all decode."""
+    settings = DecoderSettings.model_validate(
+        {
+            "model": Path("synthetic"),
+            "device": "cuda:0",
+            "kv_mode": mode,
+            "budget_tokens": 64,
+            "hot_tokens": 80 if mode == "tiered" else 0,
+            "max_rows": ROWS,
+            "max_model_len": 1024,
+            "max_step_tokens": 512,
+        }
+    )
+    engine = OfflineEngine(settings, 2**28, model)
+    for number in range(ROWS):
+        prompt = [(number * 31 + i * i) % 9000 for i in range(300 + 17 * number)]
+        engine.scheduler.submit([Sequence(str(number), 0, prompt, sampling, 7, 400)])
+    while engine.scheduler.waiting or any(s.is_prefilling for s in engine.scheduler.running):
+        engine.step()
+    for _ in range(3):
+        engine.step()
+    return engine
+
+
+@contextmanager
+def no_synchronisation() -> Iterator[None]:
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+SAMPLINGS = {
+    "greedy": Sampling(),
+    "sampled": Sampling(temperature=0.8, top_p=0.9, top_k=50, frequency_penalty=0.2, logit_bias=((5, 1.0),)),
+}
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("mode", ["tiered", "full"])
+def test_a_decode_step_neither_allocates_nor_waits(model: CausalLM, mode: str, sampling: str) -> None:
+    """Over 130 steps, so through edges of blocks and of pages."""
+    engine = running(model, mode, SAMPLINGS[sampling])
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    with no_synchronisation():
+        for _ in range(130):
+            engine.step()
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
+    assert all(len(sequence.generated) > 130 for sequence in engine.scheduler.running)
+
+
+def test_the_checks_can_fail() -> None:
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    something = torch.ones(3, device="cuda")
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] > before
+    with no_synchronisation(), pytest.raises(RuntimeError, match="synchronizing"):
+        something.sum().item()
+
+
+def test_graphs_are_few_and_padding_is_small() -> None:
+    for most in (1, 2, 3, 7, 8, 33, 64, 100, 512):
+        sizes = batch_sizes(most)
+        assert sizes[-1] == most
+        assert sizes == sorted(set(sizes))
+        for rows in range(1, most + 1):
+            size = next(size for size in sizes if size >= rows)
+            assert size <= max(2 * rows - 1, rows + 7) or size <= rows * 1.25
+    assert len(batch_sizes(512)) < 40
