@@ -163,12 +163,14 @@ class KvStore(Process):
 class Engine(Process):
     """`python -m services.decoder.engine`, spoken to over its socket."""
 
+    module = "services.decoder.engine"
+
     def __init__(self, socket: Path, model: Path, kvstore: str, **flags: object) -> None:
         self.socket = socket
         given = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]
         super().__init__(
             [
-                *("-m", "services.decoder.engine", "--engine-socket", str(socket), "--model", str(model)),
+                *("-m", self.module, "--engine-socket", str(socket), "--model", str(model)),
                 *("--kvstore", kvstore, *given),
             ]
         )
