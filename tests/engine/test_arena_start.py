@@ -53,7 +53,7 @@ def mounted(tmp_path: Path) -> Iterator[Path]:
     if done.returncode:
         pytest.skip("this user may not mount")
     yield tmp_path
-    subprocess.run(["umount", str(tmp_path)], check=True)
+    subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
 
 
 @pytest.mark.parametrize("kernel", ["this one", "before 5.14"])
@@ -102,25 +102,21 @@ def test_pages_are_huge_where_the_mount_allows_it(mounted: Path) -> None:
 
 
 def test_other_threads_run_meanwhile(shm: Path) -> None:
-    path = sparse(shm / "arena", 768 * MIB)
-    longest = 0.0
+    path = sparse(shm / "arena", 768 * MIB)  # six pieces; a thread that waits for them runs a dozen times
+    turns = 0
     ended = threading.Event()
 
-    def watch() -> None:
-        nonlocal longest
-        last = time.monotonic()
+    def count() -> None:
+        nonlocal turns
         while not ended.wait(0.001):
-            now = time.monotonic()
-            longest, last = max(longest, now - last), now
+            turns += 1
 
-    watching = threading.Thread(target=watch)
-    watching.start()
-    began = time.monotonic()
+    counting = threading.Thread(target=count)
+    counting.start()
     fault_in_file(path, threading.Event())
-    took = time.monotonic() - began
     ended.set()
-    watching.join()
-    assert longest < took / 3
+    counting.join()
+    assert turns > 40
 
 
 def test_called_off(shm: Path) -> None:
