@@ -176,8 +176,9 @@ class DeviceSampler:
         if is_new:
             self._shapes[key] = SampleShape.fitting(self._vocab, logits.dtype, rows, greedy=greedy)
         shape = self._shapes[key]
-        if shape.needs_keys and self._keys is None:
-            self._keys = torch.empty(self._rows, self._vocab, dtype=torch.int32, device=self._device)
+        if shape.keys_per_row and self._keys is None:
+            size = self._rows * shape.keys_per_row
+            self._keys = torch.empty(size, dtype=torch.int32, device=self._device)
         call = SampleCall(self.tables, inputs, logits, tokens, self._scale, self._keys)
         if is_new:
             call.check(shape)

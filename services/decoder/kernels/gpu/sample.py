@@ -17,7 +17,7 @@ from services.decoder.kernels.sample import SampleInputs, SampleTables, mass_bit
 
 _ELEMENTS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _THREADS = 1024
-_STATIC_BYTES = 20 * 1024  # of shared memory that the kernel takes beside the keys, and some to spare
+_STATIC_BYTES = 34 * 1024  # of shared memory that the kernel takes beside the keys, and some to spare
 _CLUSTERS = (8, 4, 2, 1)
 
 
@@ -80,9 +80,9 @@ class SampleShape:
         return elements if self.vocab % elements == 0 else 1
 
     @property
-    def needs_keys(self) -> bool:
-        """Whether a launch needs a workspace."""
-        return not (self.in_shared or self.greedy)
+    def keys_per_row(self) -> int:
+        """Of the workspace; none where the keys lie in shared memory."""
+        return 0 if self.in_shared or self.greedy else self.stretch * self.cluster
 
     @property
     def shared_bytes(self) -> int:
@@ -122,7 +122,7 @@ class SampleCall:
     logits: Tensor  # [R, vocab]; rows may lie apart
     tokens: Tensor  # out [R] int32
     scale: float  # factor on the logits
-    keys: Tensor | None = None  # [R, vocab] int32 workspace of a shape whose keys lie outside shared memory
+    keys: Tensor | None = None  # [R, keys_per_row] int32 workspace of a shape that needs it
 
     def launch(self, shape: SampleShape) -> None:
         """Launch on torch's current stream."""
@@ -177,9 +177,6 @@ class SampleCall:
             raise ValueError(f"tokens must be contiguous [{rows}] int32")
         if tables.counts.dtype != torch.int32 or tables.counts.shape[1] != shape.vocab:
             raise ValueError(f"counts must be [table rows, {shape.vocab}] int32")
-        if shape.needs_keys and (
-            self.keys is None or self.keys.dtype != torch.int32 or self.keys.numel() < rows * shape.vocab
-        ):
-            raise ValueError(
-                f"keys must be [{rows}, {shape.vocab}] int32: the keys lie outside shared memory"
-            )
+        held = 0 if self.keys is None or self.keys.dtype != torch.int32 else self.keys.numel()
+        if held < rows * shape.keys_per_row:
+            raise ValueError(f"keys must be [{rows}, {shape.keys_per_row}] int32")
