@@ -69,8 +69,10 @@ def assemble(
     heart = Heart(kernels, shape, residence, selectors)
     if device.type != "cuda":
         return Runner(model, shape, tables, residence, bounds, heart, HostDraw(), None)
-    graphs = DecodeGraphs(model, shape, tables, heart, plan.max_blocks, capture=settings.decode_graphs)
     sampler = DeviceSampler(settings.max_rows, model.spec.vocab_size, device)
+    graphs = DecodeGraphs(
+        model, shape, tables, heart, sampler.tokens, plan.max_blocks, capture=settings.decode_graphs
+    )
     for logits in graphs.warm_up():
         for greedy in (True, False):
             sampler.draw(logits, greedy=greedy)

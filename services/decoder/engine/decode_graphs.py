@@ -41,21 +41,28 @@ class DecodeGraphs:
         shape: KvShape,
         tables: RowTables,
         heart: Heart,
+        drawn: Tensor,
         max_blocks: int,
         *,
         capture: bool,
     ) -> None:
-        """Make the inputs; with `capture`, graphs are captured by `warm_up`, before the first step."""
+        """Make the inputs; with `capture`, graphs are captured by `warm_up`, before the first step.
+
+        `drawn` [rows] int32 on the device holds the tokens that were drawn last.
+        """
         self._model = model
         self._shape = shape
         self._tables = tables
         self._heart = heart
+        self._drawn = drawn
         self._max_blocks = max_blocks
         self._capture = capture
         rows, self._device = tables.host_pages.shape[0], tables.host_pages.device
         self._sizes = batch_sizes(rows)
-        # seats, lengths, tokens of every row, then the number of real rows: one copy a step.
-        self._staged = torch.zeros(3 * rows + 1, dtype=torch.int32, pin_memory=True)
+        # seats, lengths, tokens of every row, then the number of real rows: one copy a step, from a place
+        # that the copy three steps ago has left.
+        self._staged = torch.zeros(3, 3 * rows + 1, dtype=torch.int32, pin_memory=True)
+        self._turn = 0
         self._inputs = torch.zeros(3 * rows + 1, dtype=torch.int32, device=self._device)
         self._inputs[rows : 2 * rows] = 1
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
@@ -82,13 +89,13 @@ class DecodeGraphs:
                 self._graphs[size] = graph
             yield logits
 
-    def run(self, rows: Sequence[int], positions: Sequence[int], tokens: Sequence[int]) -> Tensor:
-        """The next token's logits.
+    def run(self, rows: Sequence[int], positions: Sequence[int], tokens: Sequence[int] | None) -> Tensor:
+        """The next token's logits. At most two runs may be under way.
 
         Args:
             rows: distinct rows of the tables.
             positions: of each row's newest token.
-            tokens: the newest tokens.
+            tokens: the newest tokens; None takes those that were drawn last, in the same order.
 
         Returns:
             [rows and padding, vocab] float32, valid until the next call.
@@ -101,16 +108,19 @@ class DecodeGraphs:
         self._graphs[size].replay()
         return self._logits[size]
 
-    def _stage(self, rows: Sequence[int], positions: Sequence[int], tokens: Sequence[int]) -> None:
+    def _stage(self, rows: Sequence[int], positions: Sequence[int], tokens: Sequence[int] | None) -> None:
         count, most = len(rows), self._tables.host_pages.shape[0]
-        staged = self._staged.numpy()
+        self._turn = (self._turn + 1) % 3
+        staged = self._staged[self._turn].numpy()
         staged[:count] = rows
         staged[most : most + count] = positions
         staged[most : most + count] += 1
         staged[most + count : 2 * most] = 1  # a padding row has one token
-        staged[2 * most : 2 * most + count] = tokens
+        staged[2 * most : 2 * most + count] = 0 if tokens is None else tokens
         staged[3 * most] = count
-        self._inputs.copy_(self._staged, non_blocking=True)
+        self._inputs.copy_(self._staged[self._turn], non_blocking=True)
+        if tokens is None:
+            self._inputs[2 * most : 2 * most + count].copy_(self._drawn[:count])
 
     def _compute(self, size: int) -> Tensor:
         most = self._tables.host_pages.shape[0]

@@ -120,11 +120,12 @@ class DeviceSampler:
                 said = self._sent(torch.tensor(sequence.generated))
                 count.index_add_(0, said, torch.full_like(said, 2, dtype=torch.int32))
 
-    def prepare(self, sequences: list[Sequence]) -> bool:
+    def prepare(self, sequences: list[Sequence], ahead: int = 0) -> bool:
         """Bring the next draw's inputs to the device, in a copy that nobody waits for.
 
         Args:
             sequences: of the rows of the batch, in order, all of them seated.
+            ahead: tokens that were drawn for each but are not in its books yet.
 
         Returns:
             Whether the likeliest token is the answer of every row, so that `draw` may be `greedy`.
@@ -137,7 +138,7 @@ class DeviceSampler:
         numbers = staged.numpy()
         greedy = True
         for at, sequence in enumerate(sequences):
-            position, known = len(sequence.generated), sequence.next_known()
+            position, known = len(sequence.generated) + ahead, sequence.next_known(ahead)
             barred = position < sequence.min_tokens and bool(sequence.stop_ids)
             if known is None:
                 greedy = greedy and sequence.sampling.is_greedy and not barred

@@ -5,6 +5,7 @@ Knows sequences and logits. What a draw means stands in sampler.py.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -15,30 +16,62 @@ from services.decoder.engine.sampler import sample
 from services.decoder.engine.sequence import SampledToken, Sequence
 
 
+class Drawn(Protocol):
+    """Tokens that are on their way."""
+
+    def collect(self) -> list[SampledToken | None]:
+        """Wait for the next token of each sequence; None where its logits are no numbers. Call it once."""
+
+
 class Draw(Protocol):
     """Called from the engine's loop alone."""
 
     def seat(self, sequence: Sequence) -> None:
         """Take in a sequence that has a row, before its first draw."""
 
-    def draw(self, logits: Tensor, sequences: list[Sequence]) -> list[SampledToken | None]:
-        """The next token of each sequence; None where its logits are no numbers.
+    def launch(self, logits: Tensor, sequences: list[Sequence], *, ahead: bool) -> Drawn:
+        """Begin to draw the next token of each sequence; at most two draws are under way at a time.
 
         Args:
             logits: [at least n, vocab]; what follows the n-th row is padding.
             sequences: n of them, in the same order.
+            ahead: the draw before this one has not been booked yet.
         """
 
 
+@dataclass(frozen=True, slots=True)
+class _Known:
+    tokens: list[SampledToken | None]
+
+    def collect(self) -> list[SampledToken | None]:
+        return self.tokens
+
+
 class HostDraw:
-    """Row by row, on the host."""
+    """Row by row, on the host, at once."""
 
     def seat(self, sequence: Sequence) -> None:
         """Nothing to remember: the sequence says it all."""
 
-    def draw(self, logits: Tensor, sequences: list[Sequence]) -> list[SampledToken | None]:
+    def launch(self, logits: Tensor, sequences: list[Sequence], *, ahead: bool) -> Drawn:
         """As sampler.py says."""
-        return sample(logits[: len(sequences)].float(), sequences)
+        if ahead:
+            raise ValueError("the host draws from the books, which must be complete")
+        return _Known(sample(logits[: len(sequences)].float(), sequences))
+
+
+@dataclass(frozen=True, slots=True)
+class _Coming:
+    tokens: Tensor  # [n] int32, pinned
+    done: torch.cuda.Event
+    told: dict[int, SampledToken]
+
+    def collect(self) -> list[SampledToken | None]:
+        self.done.synchronize()
+        tokens: list[int] = self.tokens.tolist()
+        return [
+            None if token < 0 else self.told.get(row, SampledToken(token)) for row, token in enumerate(tokens)
+        ]
 
 
 class DeviceDraw:
@@ -46,28 +79,29 @@ class DeviceDraw:
 
     def __init__(self, sampler: DeviceSampler, rows: int) -> None:
         self._sampler = sampler
-        self._tokens = torch.empty(rows, dtype=torch.int32, pin_memory=True)
-        self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        # Two draws may be under way, so two places for what comes back.
+        self._tokens = torch.empty(2, rows, dtype=torch.int32, pin_memory=True)
+        self._turn = 0
 
     def seat(self, sequence: Sequence) -> None:
         """Put its wishes and history into the device's tables."""
         self._sampler.seat(sequence)
 
-    def draw(self, logits: Tensor, sequences: list[Sequence]) -> list[SampledToken | None]:
-        """Launch, copy the tokens back, wait for them."""
+    def launch(self, logits: Tensor, sequences: list[Sequence], *, ahead: bool) -> Drawn:
+        """Launch, and begin to copy the tokens back."""
         count = len(sequences)
-        greedy = self._sampler.prepare(sequences)
+        greedy = self._sampler.prepare(sequences, int(ahead))
         drawn = self._sampler.draw(logits, greedy=greedy)[:count]
-        self._tokens[:count].copy_(drawn, non_blocking=True)
-        self._done.record()
-        told = self._logprobs(logits, drawn, sequences)
-        self._done.synchronize()
-        tokens: list[int] = self._tokens[:count].tolist()
-        return [None if token < 0 else told.get(row, SampledToken(token)) for row, token in enumerate(tokens)]
+        self._turn = 1 - self._turn
+        tokens = self._tokens[self._turn, :count]
+        tokens.copy_(drawn, non_blocking=True)
+        done = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        done.record()
+        return _Coming(tokens, done, self._logprobs(logits, drawn, sequences))
 
     def _logprobs(self, logits: Tensor, drawn: Tensor, sequences: list[Sequence]) -> dict[int, SampledToken]:
-        """By row, for those who asked."""
-        rows = [row for row, s in enumerate(sequences) if s.sampling.logprobs or s.sampling.prompt_logprobs]
+        """By row, for those who asked; waits for the device if anybody did."""
+        rows = [row for row, sequence in enumerate(sequences) if sequence.sampling.wants_logprobs]
         if not rows:
             return {}
         most = max(sequences[row].sampling.top_logprobs for row in rows)

@@ -15,13 +15,12 @@ from dataclasses import dataclass, replace
 from services.contract.errors import Unavailable
 from services.decoder.engine.runner import Runner
 from services.decoder.engine.scheduler import Scheduler
-from services.decoder.engine.sequence import SampledToken, Sequence
+from services.decoder.engine.sequence import Sequence
 from services.decoder.engine.step_plan import StepPlan
+from services.decoder.engine.stepper import News, StepFailed, Stepper
 
 _log = logging.getLogger(__name__)
 _PAUSE_SECONDS = 0.2  # between tries while the store is out of reach or has no room
-
-News = list[tuple[Sequence, list[SampledToken]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +41,9 @@ class Loop:
 
     def __init__(self, scheduler: Scheduler, runner: Runner, publish: Callable[[News], None]) -> None:
         self._scheduler = scheduler
-        self._runner = runner
         self._publish = publish
         self._lock = threading.Condition()
+        self._stepper = Stepper(scheduler, runner, self._lock)
         self._aborts: list[tuple[str, set[int]]] = []
         self._ending = False
         self._stats = LoopStats()
@@ -90,7 +89,7 @@ class Loop:
         """
         while True:
             with self._lock:
-                while not (self._ending or self._aborts or self._scheduler.has_work):
+                while not (self._ending or self._aborts or self._stepper.has_work):
                     self._scheduler.check_integrity()
                     self._lock.wait()
                 if self._ending:
@@ -105,20 +104,17 @@ class Loop:
             self._aborts.clear()
             if ended:
                 self._publish([(sequence, []) for sequence in ended])
-            try:
-                plan = self._scheduler.plan()
-            except Unavailable as error:
-                _log.warning("step_delayed error=%s", error)
-                return False
         begun = time.perf_counter_ns()
         try:
-            sampled = self._runner.run(plan)
-        except RuntimeError as error:  # what torch raises, out of memory included
-            _log.exception("step_failed tokens=%d", plan.tokens)
-            self._fail(plan, f"the engine failed in a step: {type(error).__name__}")
+            plan, news = self._stepper.step()
+        except Unavailable as error:
+            _log.warning("step_delayed error=%s", error)
+            return False
+        except StepFailed as error:
+            _log.exception("step_failed tokens=%d", error.plan.tokens)
+            self._fail(error.plan, f"the engine failed in a step: {type(error.__cause__).__name__}")
             return True
         with self._lock:
-            news = self._scheduler.apply(plan, sampled)
             self._count(plan, news, time.perf_counter_ns() - begun)
             self._publish(news)
             waits = plan.tokens == 0 and bool(self._scheduler.waiting or self._scheduler.running)
@@ -127,7 +123,8 @@ class Loop:
     def _fail(self, plan: StepPlan, reason: str) -> None:
         """End every sequence of a step whose result is unknown."""
         with self._lock:
-            hit = [*plan.decodes, *(chunk.sequence for chunk in plan.chunks)]
+            busy = [*plan.decodes, *(chunk.sequence for chunk in plan.chunks)]
+            hit = [sequence for sequence in busy if sequence.finish is None]
             for sequence in hit:
                 self._scheduler.fail(sequence, reason)
             self._publish([(sequence, []) for sequence in hit])

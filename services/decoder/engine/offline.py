@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -19,6 +20,7 @@ from services.decoder.engine.memory_plan import MemoryPlan, kv_planes, kv_shape
 from services.decoder.engine.scheduler import Scheduler
 from services.decoder.engine.sequence import Sequence
 from services.decoder.engine.step_plan import StepPlan
+from services.decoder.engine.stepper import Stepper
 from services.decoder.kv.arena_map import ArenaMap
 from services.decoder.kv.device_pages import DevicePages
 from services.decoder.models.causal_lm import CausalLM, resolve_device, resolve_dtype
@@ -57,19 +59,18 @@ class OfflineEngine:
         self.scheduler = Scheduler(limits_of(self.plan), self.host, self.device_pages)
         self.runner = assemble(self.plan, self.model, self.arena, device, wrap)
         self.on_plan: Callable[[StepPlan], None] = lambda plan: None
+        self._stepper = Stepper(self.scheduler, self.runner, nullcontext(), lambda plan: self.on_plan(plan))
 
     def generate(self, sequences: list[Sequence]) -> None:
         """Run until every sequence has ended; the answers are in the sequences."""
         for sequence in sequences:
             self.scheduler.submit([sequence])
-        while self.scheduler.has_work:
+        while self._stepper.has_work:
             self.step()
 
     def step(self) -> None:
         """One step."""
-        plan = self.scheduler.plan()
-        self.on_plan(plan)
-        self.scheduler.apply(plan, self.runner.run(plan))
+        self._stepper.step()
 
     def counters(self) -> torch.Tensor:
         """[layers, len(Counter)] int64."""

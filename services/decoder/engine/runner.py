@@ -13,7 +13,7 @@ from torch import Tensor
 from services.decoder.attention.heart import Heart
 from services.decoder.attention.step import Step
 from services.decoder.engine.decode_graphs import DecodeGraphs
-from services.decoder.engine.draw import Draw
+from services.decoder.engine.draw import Draw, Drawn
 from services.decoder.engine.sampler import score_prompt
 from services.decoder.engine.sequence import SampledToken, Sequence
 from services.decoder.engine.step_plan import StepPlan
@@ -23,6 +23,25 @@ from services.decoder.kv.residence import Residence
 from services.decoder.kv.row_tables import RowTables
 from services.decoder.kv.shape import KvShape
 from services.decoder.models.causal_lm import CausalLM
+
+
+@dataclass(frozen=True, slots=True)
+class RunningStep:
+    """A step whose tokens are still to come."""
+
+    plan: StepPlan
+    rows: list[int]  # that get a token
+    drawn: Drawn | None
+
+    def collect(self) -> dict[int, SampledToken]:
+        """Wait for the next token by row, of rows whose computed tokens reach their last one.
+
+        A row whose logits are no numbers is left out.
+        """
+        if self.drawn is None:
+            return {}
+        tokens = self.drawn.collect()
+        return {row: token for row, token in zip(self.rows, tokens, strict=True) if token is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,39 +57,47 @@ class Runner:
     draw: Draw
     graphs: DecodeGraphs | None  # on a GPU, where decode rows run by themselves
 
-    @torch.inference_mode()
-    def run(self, plan: StepPlan) -> dict[int, SampledToken]:
-        """Compute the step; the next token by row, for rows whose computed tokens reach their last one.
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether a step may be launched while the one before it runs."""
+        return self.graphs is not None
 
-        A row whose logits are no numbers is left out.
+    def run(self, plan: StepPlan) -> dict[int, SampledToken]:
+        """`launch` and `collect` in one."""
+        return self.launch(plan).collect()
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan) -> RunningStep:
+        """Begin to compute the step: on a GPU this returns before it is done.
+
+        A plan that is `ahead` continues the step launched last, with the tokens that it draws.
         """
         for row in plan.left_rows:
             self.residence.leave(row)
         for row, first, host_pages, device_pages in plan.new_pages:
             self.tables.put(row, first, host_pages, device_pages)
         if not plan.tokens:
-            return {}
+            return RunningStep(plan, [], None)
         logits, hidden = self._decode(plan), None
         if plan.chunks or logits is None:
             hidden = self._forward(plan, with_decodes=logits is None)
             self._score_prompts(plan, hidden)
-        results = self._sample(plan, logits, hidden)
+        running = self._sample(plan, logits, hidden)
         for sequence, _, end in plan.chunks:
             if end == len(sequence.prompt):
                 self.residence.seat(_row(sequence), end)
         if self.bounds is not None:
             self.bounds.save(self._prefilled_pages(plan))
-        return results
+        return running
 
     def _decode(self, plan: StepPlan) -> Tensor | None:
         """Decode rows by graph, `[rows and padding, vocab]`; None where they run packed with the chunks."""
         if self.graphs is None or not plan.decodes:
             return None
-        return self.graphs.run(
-            [_row(sequence) for sequence in plan.decodes],
-            [sequence.computed for sequence in plan.decodes],
-            [sequence.generated[-1] for sequence in plan.decodes],
-        )
+        rows = [_row(sequence) for sequence in plan.decodes]
+        positions = [sequence.computed + int(plan.ahead) for sequence in plan.decodes]
+        tokens = None if plan.ahead else [sequence.generated[-1] for sequence in plan.decodes]
+        return self.graphs.run(rows, positions, tokens)
 
     def _forward(self, plan: StepPlan, *, with_decodes: bool) -> Tensor:
         """Decode rows first, then the chunks: `[tokens, hidden size]`."""
@@ -86,9 +113,7 @@ class Runner:
             chunks.append(PrefillChunk.build(self.shape, self.tables, _row(sequence), start, end))
         return self.model.hidden(tokens, positions, Step(self.heart, batch, tuple(chunks)))
 
-    def _sample(
-        self, plan: StepPlan, logits: Tensor | None, hidden: Tensor | None
-    ) -> dict[int, SampledToken]:
+    def _sample(self, plan: StepPlan, logits: Tensor | None, hidden: Tensor | None) -> RunningStep:
         """Draw for every row that has its next logits; without `logits`, decode rows begin `hidden`."""
         sequences = list(plan.decodes)
         at = len(sequences) if logits is None else 0
@@ -100,14 +125,14 @@ class Runner:
                 places.append(at - 1)
                 self.draw.seat(sequence)
         if not sequences:
-            return {}
+            return RunningStep(plan, [], None)
         if places:
             assert hidden is not None, "places lie in it"
             others = self.model.logits(hidden[places])
             logits = others if logits is None else torch.cat([logits[: len(plan.decodes)], others])
         assert logits is not None, "rows came from somewhere"
-        drawn = self.draw.draw(logits, sequences)
-        return {_row(s): token for s, token in zip(sequences, drawn, strict=True) if token is not None}
+        rows = [_row(sequence) for sequence in sequences]
+        return RunningStep(plan, rows, self.draw.launch(logits, sequences, ahead=plan.ahead))
 
     def _score_prompts(self, plan: StepPlan, hidden: Tensor) -> None:
         """Log probabilities of prompt tokens, for those who asked; the chunks end `hidden`."""

@@ -95,7 +95,7 @@ def _ordered(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
 
 
 def _with_logprobs(logits: Tensor, sampling: Sampling, token: int) -> SampledToken:
-    if not (sampling.logprobs or sampling.prompt_logprobs):
+    if not sampling.wants_logprobs:
         return SampledToken(token)
     logprobs = logits.log_softmax(0)
     top: tuple[tuple[int, float], ...] = ()

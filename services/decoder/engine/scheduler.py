@@ -101,6 +101,35 @@ class Scheduler:
             raise Unavailable("another client of the store took the pages first")
         return self._commit(chunks, decodes, needs, pages)
 
+    def plan_ahead(self, running: StepPlan) -> StepPlan | None:
+        """The step after one that is still running, if it is sure to be the same rows again.
+
+        Nothing is given back and nobody is admitted, for what runs may still write its rows' pages; a row
+        whose token turns out to end it computes once in vain. None where `plan` must decide, after `apply`.
+
+        Raises:
+            Unavailable: as `plan`.
+        """
+        rows = running.decodes
+        if running.chunks or not rows or self._given_up or self._left_rows or len(rows) != len(self.running):
+            return None
+        if self.waiting and self._free_rows:
+            return None
+        for sequence in rows:
+            # A token that is told with log probabilities is waited for anyway.
+            if len(sequence.generated) + 1 >= sequence.max_tokens or sequence.sampling.wants_logprobs:
+                return None
+        needs = [(sequence, self._lacking(sequence, sequence.computed + 2)) for sequence in rows]
+        want = sum(count for _, count in needs)
+        if want > min(self._host.free, self._device.free):
+            return None
+        pages = self._host.exchange([], want) if want else []
+        if pages is None:
+            return None
+        plan = self._commit([], list(rows), needs, pages)
+        plan.ahead = True
+        return plan
+
     def apply(
         self, plan: StepPlan, sampled: dict[int, SampledToken]
     ) -> list[tuple[Sequence, list[SampledToken]]]:
@@ -116,10 +145,12 @@ class Scheduler:
         """
         for sequence, _, end in plan.chunks:
             sequence.computed = end
-        for sequence in plan.decodes:
+        # Of a step that was planned ahead, those that have ended since computed in vain.
+        decodes = [sequence for sequence in plan.decodes if sequence.finish is None]
+        for sequence in decodes:
             sequence.computed += 1
         news = []
-        for sequence in [*plan.decodes, *(chunk.sequence for chunk in plan.chunks)]:
+        for sequence in [*decodes, *(chunk.sequence for chunk in plan.chunks)]:
             if sequence.is_prefilling:
                 continue
             assert sequence.row is not None

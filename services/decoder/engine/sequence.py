@@ -37,6 +37,11 @@ class Sampling:
     prompt_logprobs: bool = False
 
     @property
+    def wants_logprobs(self) -> bool:
+        """Whether any log probability is to be told."""
+        return self.logprobs or self.prompt_logprobs
+
+    @property
     def is_greedy(self) -> bool:
         """Whether the most likely token of the unchanged logits is the answer."""
         return (
@@ -106,9 +111,9 @@ class Sequence:
         elif len(self.generated) >= self.max_tokens:
             self.finish = Finish.LENGTH
 
-    def next_known(self) -> int | None:
-        """The token that must come next, if the answer is being replayed."""
-        at = len(self.generated)
+    def next_known(self, ahead: int = 0) -> int | None:
+        """The token that must come next, if the answer is being replayed; `ahead`: that many tokens later."""
+        at = len(self.generated) + ahead
         return self.known[at] if at < len(self.known) else None
 
     def rewind(self) -> None:

@@ -23,9 +23,10 @@ from services.decoder.kernels.counter import Counter
 from services.decoder.kv.device_pages import DevicePages
 
 if TYPE_CHECKING:  # the face answers before torch is there, which takes seconds to import
-    from services.decoder.engine.loop import Loop, News
+    from services.decoder.engine.loop import Loop
     from services.decoder.engine.memory_plan import MemoryPlan
     from services.decoder.engine.runner import Runner
+    from services.decoder.engine.stepper import News
     from services.decoder.models.spec import ModelSpec
 
 _POLL_SECONDS = 0.5  # how long a subscriber that went away may go unnoticed

@@ -36,6 +36,9 @@ class StepPlan:
     new_pages: list[NewPages] = field(default_factory=list)
     decodes: list[Sequence] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
+    # Planned while the step before is still running: each sequence has a token more than its books say, and
+    # the device alone knows which.
+    ahead: bool = False
 
     @property
     def tokens(self) -> int:

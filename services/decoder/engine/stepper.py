@@ -1,0 +1,91 @@
+"""One step after the other: plan, launch, collect, apply - and on a GPU the next one is under way meanwhile.
+
+Knows the scheduler and the runner by their calls. What a step running ahead may not do is the scheduler's to
+say: while it runs, no page and no row of it changes hands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import torch
+
+from services.contract.errors import Unavailable
+from services.decoder.engine.runner import Runner, RunningStep
+from services.decoder.engine.scheduler import Scheduler
+from services.decoder.engine.sequence import SampledToken, Sequence
+from services.decoder.engine.step_plan import StepPlan
+
+News = list[tuple[Sequence, list[SampledToken]]]
+
+
+class StepFailed(Exception):
+    """A step whose result is unknown; its sequences cannot go on."""
+
+    def __init__(self, plan: StepPlan) -> None:
+        super().__init__("a step failed")
+        self.plan = plan
+
+
+class Stepper:
+    """`lock` guards the scheduler, and is never held during a forward pass."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        lock: AbstractContextManager[object],
+        on_plan: Callable[[StepPlan], None] = lambda plan: None,
+    ) -> None:
+        self._scheduler = scheduler
+        self._runner = runner
+        self._lock = lock
+        self._on_plan = on_plan
+        self._ahead: RunningStep | None = None
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return self._ahead is not None or self._scheduler.has_work
+
+    def step(self) -> tuple[StepPlan, News]:
+        """One step's plan, and what the clients have not seen yet.
+
+        Raises:
+            Unavailable: nothing was computed; try again later.
+            StepFailed: out of memory, or whatever else torch raises and survives.
+        """
+        running, self._ahead = self._ahead, None
+        if running is None:
+            with self._lock:
+                plan = self._scheduler.plan()
+            running = self._launch(plan)
+        if self._runner.runs_ahead:
+            self._ahead = self._launch_ahead(running.plan)
+        try:
+            sampled = running.collect()
+        except RuntimeError as error:
+            raise self._failed(running.plan, error) from error
+        with self._lock:
+            return running.plan, self._scheduler.apply(running.plan, sampled)
+
+    def _launch(self, plan: StepPlan) -> RunningStep:
+        self._on_plan(plan)
+        try:
+            return self._runner.launch(plan)
+        except RuntimeError as error:
+            raise self._failed(plan, error) from error
+
+    def _launch_ahead(self, plan: StepPlan) -> RunningStep | None:
+        try:
+            with self._lock:
+                ahead = self._scheduler.plan_ahead(plan)
+        except Unavailable:
+            return None  # the step after this one will say so
+        return None if ahead is None else self._launch(ahead)
+
+    def _failed(self, plan: StepPlan, error: RuntimeError) -> Exception:
+        """What to raise: an error of the device itself is every later step's too, and ends the engine."""
+        self._ahead = None
+        return error if isinstance(error, torch.AcceleratorError) else StepFailed(plan)
