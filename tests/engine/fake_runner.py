@@ -7,6 +7,7 @@ fed at a wrong position, into a wrong page, or read from a page of another shows
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 
 from services.decoder.engine.scheduler import Limits
 from services.decoder.engine.sequence import SampledToken, Sequence
@@ -31,14 +32,30 @@ def answer(prompt: list[int], seed: int, max_tokens: int, stop: frozenset[int], 
     return tokens
 
 
+@dataclass(frozen=True)
+class Computed:
+    plan: StepPlan
+    sampled: dict[int, SampledToken]
+
+    def collect(self) -> dict[int, SampledToken]:
+        return self.sampled
+
+
 class FakeRunner:
     """Carries plans out and checks each against the rules that the real one relies on."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, *, runs_ahead: bool = False) -> None:
         self.limits = limits
+        self.runs_ahead = runs_ahead
+        self.drawn: dict[Sequence, int] = {}  # by the step launched last, whether or not it has been booked
+        self.launched_ahead = 0
         self.tables: dict[int, list[tuple[int, int]]] = {}  # row -> (host page, device page)
         self.host: dict[int, dict[int, int]] = {}  # host page -> place in it -> token
         self.device: dict[int, dict[int, int]] = {}
+
+    def launch(self, plan: StepPlan) -> Computed:
+        self.launched_ahead += plan.ahead
+        return Computed(plan, self.run(plan))
 
     def run(self, plan: StepPlan) -> dict[int, SampledToken]:
         """As engine/runner.py's, with lists for tensors."""
@@ -57,16 +74,19 @@ class FakeRunner:
         rows = [sequence.row for sequence in busy]
         assert len(set(rows)) == len(rows)
         sampled: dict[int, SampledToken] = {}
+        before, self.drawn = self.drawn, {}
+        assert not (plan.ahead and (plan.chunks or plan.left_rows)), "a row changes hands while a step runs"
         for sequence in plan.decodes:
-            self._feed(sequence, sequence.computed, [sequence.generated[-1]])
-            sampled[self._row(sequence)] = self._sample(sequence)
+            late = [before[sequence]] if plan.ahead else []  # drawn, and not in the books yet
+            self._feed(sequence, sequence.computed + len(late), [[*sequence.generated, *late][-1]])
+            sampled[self._row(sequence)] = self._sample(sequence, late)
         for sequence, start, end in plan.chunks:
             assert start == sequence.computed
             assert start % self.limits.block_tokens == 0, "a chunk starts inside a block"
             assert start < end <= len(sequence.prompt)
             self._feed(sequence, start, sequence.prompt[start:end])
             if end == len(sequence.prompt):
-                sampled[self._row(sequence)] = self._sample(sequence)
+                sampled[self._row(sequence)] = self._sample(sequence, [])
         return sampled
 
     def _feed(self, sequence: Sequence, start: int, tokens: list[int]) -> None:
@@ -81,9 +101,9 @@ class FakeRunner:
                 assert len(pages[page]) == at % size, "tokens reach a page out of order"
                 pages[page][at % size] = token
 
-    def _sample(self, sequence: Sequence) -> SampledToken:
+    def _sample(self, sequence: Sequence, late: list[int]) -> SampledToken:
         """From what lies in the pages, not from what the sequence says."""
-        expected = sequence.prompt + sequence.generated
+        expected = sequence.prompt + sequence.generated + late
         size = self.limits.page_tokens
         history: list[int] = []
         for host, device in self.tables[self._row(sequence)][: -(-len(expected) // size)]:
@@ -91,8 +111,9 @@ class FakeRunner:
             assert mine == self.device[device], "host and device pages disagree"
             history += [mine[place] for place in range(len(mine))]
         assert history == expected, "the pages hold other tokens than the sequence"
-        known = sequence.next_known()
-        return SampledToken(next_token(history, sequence.seed) if known is None else known)
+        known = sequence.next_known(len(late))
+        self.drawn[sequence] = next_token(history, sequence.seed) if known is None else known
+        return SampledToken(self.drawn[sequence])
 
     @staticmethod
     def _row(sequence: Sequence) -> int:

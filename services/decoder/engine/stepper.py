@@ -8,16 +8,38 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import Protocol
 
 import torch
 
 from services.contract.errors import Unavailable
-from services.decoder.engine.runner import Runner, RunningStep
 from services.decoder.engine.scheduler import Scheduler
 from services.decoder.engine.sequence import SampledToken, Sequence
 from services.decoder.engine.step_plan import StepPlan
 
 News = list[tuple[Sequence, list[SampledToken]]]
+
+
+class Launched(Protocol):
+    """A step whose tokens are still to come."""
+
+    @property
+    def plan(self) -> StepPlan:
+        """What is being computed."""
+
+    def collect(self) -> dict[int, SampledToken]:
+        """Wait for the next token by row; a row whose logits are no numbers is left out."""
+
+
+class Launcher(Protocol):
+    """What the stepper asks of a runner."""
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether a step may be launched while the one before it runs."""
+
+    def launch(self, plan: StepPlan) -> Launched:
+        """Begin to compute; a plan that is `ahead` continues the step launched last, with its tokens."""
 
 
 class StepFailed(Exception):
@@ -34,7 +56,7 @@ class Stepper:
     def __init__(
         self,
         scheduler: Scheduler,
-        runner: Runner,
+        runner: Launcher,
         lock: AbstractContextManager[object],
         on_plan: Callable[[StepPlan], None] = lambda plan: None,
     ) -> None:
@@ -42,7 +64,7 @@ class Stepper:
         self._runner = runner
         self._lock = lock
         self._on_plan = on_plan
-        self._ahead: RunningStep | None = None
+        self._ahead: Launched | None = None
 
     @property
     def has_work(self) -> bool:
@@ -70,14 +92,14 @@ class Stepper:
         with self._lock:
             return running.plan, self._scheduler.apply(running.plan, sampled)
 
-    def _launch(self, plan: StepPlan) -> RunningStep:
+    def _launch(self, plan: StepPlan) -> Launched:
         self._on_plan(plan)
         try:
             return self._runner.launch(plan)
         except RuntimeError as error:
             raise self._failed(plan, error) from error
 
-    def _launch_ahead(self, plan: StepPlan) -> RunningStep | None:
+    def _launch_ahead(self, plan: StepPlan) -> Launched | None:
         try:
             with self._lock:
                 ahead = self._scheduler.plan_ahead(plan)
