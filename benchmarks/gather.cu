@@ -8,6 +8,8 @@ struct GatherParams {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS) gather(const __grid_constant__ GatherParams p) {
+  wait_for_previous();
+  let_next_begin();
   constexpr int CHUNKS = BLOCK_BYTES / 16;
   const long long total = (long long)p.records * CHUNKS;
   const long long workers = (long long)gridDim.x * THREADS;

@@ -15,6 +15,16 @@ from benchmarks.gpu_timing import seconds_of
 from benchmarks.resolve_rig import Rig
 from services.decoder.kernels.gpu.kernel import Kernel
 
+# Threads of a block, loads of each in flight, whether launches overlap as resolve's do. None was faster.
+_SHAPES = [
+    (256, 1, True),
+    (256, 4, True),
+    (1024, 1, False),
+    (1024, 1, True),
+    (1024, 4, False),
+    (1024, 4, True),
+]
+
 
 class GatherParams(ctypes.Structure):
     """As gather.cu's struct."""
@@ -39,8 +49,8 @@ def gather_us(rig: Rig) -> float:
             target = torch.randperm(case.lanes * case.capacity, device="cuda")[: source.shape[0]].int()
             launches.append((call, source, target))
     best = float("inf")
-    for threads, depth in [(256, 2), (256, 4), (512, 2), (512, 4), (1024, 1), (1024, 4)]:
-        kernel = gather_kernel(case.block_bytes, threads, depth)
+    for threads, depth, overlaps in _SHAPES:
+        kernel = gather_kernel(case.block_bytes, threads, depth, overlaps)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             for call, source, target in launches:
@@ -57,7 +67,7 @@ def gather_us(rig: Rig) -> float:
 
 
 @cache
-def gather_kernel(block_bytes: int, threads: int, depth: int) -> Kernel:
+def gather_kernel(block_bytes: int, threads: int, depth: int, overlaps: bool) -> Kernel:
     """One variant of gather.cu."""
     return Kernel(
         "gather",
@@ -65,5 +75,6 @@ def gather_kernel(block_bytes: int, threads: int, depth: int) -> Kernel:
         threads=threads,
         cluster=1,
         shared_bytes=0,
+        overlaps=overlaps,
         folder=Path(__file__).parent,
     )

@@ -21,6 +21,7 @@ from benchmarks.gpu_timing import seconds_of
 from benchmarks.synthetic import SHAPES, synthetic_config, synthetic_spec
 from services.decoder.attention.step import Step
 from services.decoder.kernels.dense import DenseOps, TorchDense
+from services.decoder.kernels.gpu.dense import GpuDense
 from services.decoder.models.causal_lm import CausalLM
 from services.decoder.models.weights import random_weights
 
@@ -80,9 +81,13 @@ def main() -> None:
     device = torch.device("cuda:0")
     spec = synthetic_spec(synthetic_config(wanted.model, wanted.layers))
     weights = random_weights(spec, torch.bfloat16, device, 0)
-    variants: dict[str, DenseOps | None] = {"transformers": None, "torch": TorchDense()}
+    variants: dict[str, DenseOps | None] = {
+        "transformers": None,
+        "fused, torch": TorchDense(),
+        "fused, kernels": GpuDense(),
+    }
     rows: list[dict[str, Any]] = []
-    print("variant        batch       ms    floor  ratio")
+    print("variant         batch       ms    floor  ratio")
     for variant, dense in variants.items():
         model = CausalLM(spec, torch.bfloat16, device, dense=dense, model=weights)
         # One row of the embedding is read, unless it is the head too.
@@ -99,7 +104,7 @@ def main() -> None:
                     "ratio": round(taken / floor, 3),
                 }
             )
-            print(f"{variant:<14}{batch:>6}{taken:>9.3f}{floor:>9.3f}{taken / floor:>7.2f}", flush=True)
+            print(f"{variant:<15}{batch:>6}{taken:>9.3f}{floor:>9.3f}{taken / floor:>7.2f}", flush=True)
         del model
     driver = subprocess.run(
         ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],

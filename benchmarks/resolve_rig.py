@@ -148,13 +148,14 @@ class Rig:
                 tensor.copy_(old)
             calls[0].counters.zero_()
 
-    def measure(self) -> float:
+    def measure(self, shape: ResolveShape | None = None) -> float:
         """Microseconds a launch, median over replays of one graph; checked byte for byte."""
+        shape = shape or self.shape
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             for step in range(1, self.steps + 1):
                 for calls in self.layers:
-                    calls[step].launch(self.shape)
+                    calls[step].launch(shape)
         seconds = seconds_of(graph.replay, self.restore, REPLAYS)
         self.verify()
         return seconds / (self.steps * LAYERS) * 1e6

@@ -10,6 +10,7 @@ import torch
 from services.contract.errors import SetupError
 from services.decoder.kernels.gpu.append import AppendShape
 from services.decoder.kernels.gpu.attend import AttendShape
+from services.decoder.kernels.gpu.attend_latent import AttendLatentShape
 from services.decoder.kernels.gpu.compile import compile_kernel
 from services.decoder.kernels.gpu.locate import LocateShape
 from services.decoder.kernels.gpu.resolve import ResolveShape
@@ -40,9 +41,16 @@ def test_resolve_compiles(arch: str, block_bytes: int, top_k: int, capacity: int
 @pytest.mark.parametrize("arch", CLUSTERS)
 def test_attend_compiles(arch: str, head_dim: int) -> None:
     for dtype in (torch.float32, torch.bfloat16):
-        for cluster in CLUSTERS[arch]:
-            shape = AttendShape(head_dim, group_size=4, block_tokens=16, dtype=dtype, cluster=cluster)
-            assert compile_kernel(shape.source, shape.defines, arch)[:4] == b"\x7fELF"
+        shape = AttendShape(head_dim, group_size=4, block_tokens=16, dtype=dtype)
+        assert compile_kernel(shape.source, shape.defines, arch)[:4] == b"\x7fELF"
+
+
+@pytest.mark.parametrize("heads", [16, 32, 128])
+@pytest.mark.parametrize("arch", CLUSTERS)
+def test_attend_latent_compiles(arch: str, heads: int) -> None:
+    for cluster in CLUSTERS[arch]:
+        shape = AttendLatentShape.fitting(512, 64, heads, 1, torch.bfloat16, cluster)
+        assert compile_kernel("attend_latent", shape.defines, arch)[:4] == b"\x7fELF"
 
 
 @pytest.mark.parametrize("arch", CLUSTERS)

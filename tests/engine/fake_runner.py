@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
-from services.decoder.engine.scheduler import Limits
+from services.decoder.engine.limits import Limits
 from services.decoder.engine.sequence import SampledToken, Sequence
 from services.decoder.engine.step_plan import StepPlan
 

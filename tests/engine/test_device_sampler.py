@@ -11,7 +11,7 @@ from services.contract.errors import InvalidRequest
 from services.decoder.engine.device_sampler import DeviceSampler
 from services.decoder.engine.sampler import sample
 from services.decoder.engine.sequence import Sampling, Sequence
-from services.decoder.kernels.sample import MOST_BARRED, MOST_BIASED
+from services.decoder.kernels.sample_limits import MOST_BARRED, MOST_BIASED
 from tests.engine.sampling_cases import Kind, check_history, defined, drawn
 
 CPU = torch.device("cpu")

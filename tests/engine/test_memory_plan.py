@@ -12,6 +12,7 @@ from transformers import LlamaConfig
 
 from services.contract.errors import SetupError
 from services.contract.layout import ArenaLayout
+from services.decoder.engine.device_sampler import DeviceSampler
 from services.decoder.engine.memory_plan import MemoryPlan, kv_fingerprint, kv_planes, kv_shape
 from services.decoder.kernels.twins import Twins
 from services.decoder.kv.arena_map import ArenaMap
@@ -47,12 +48,13 @@ def derive(
     spec: ModelSpec = SMOLLM2,
     dtype: torch.dtype = torch.bfloat16,
     arena_bytes: int = 2**30,
+    device: torch.device = CPU,
     **changes: object,
 ) -> MemoryPlan:
     asked = settings(**changes)
     shape = kv_shape(asked, spec, dtype)
     layout = ArenaLayout.fit(arena_bytes, shape.page_tokens, kv_planes(asked, shape))
-    return MemoryPlan.derive(asked, spec, shape, layout, WEIGHTS)
+    return MemoryPlan.derive(asked, spec, shape, layout, WEIGHTS, device)
 
 
 def test_smollm2_by_hand() -> None:
@@ -166,7 +168,7 @@ def test_capacity_never_exceeds_the_longest_row() -> None:
 )
 def test_what_cannot_be_is_refused(arena_bytes: int, changes: dict[str, object], message: str) -> None:
     with pytest.raises(SetupError, match=message):
-        derive(SMOLLM2, torch.bfloat16, arena_bytes, **changes)
+        derive(SMOLLM2, torch.bfloat16, arena_bytes, CPU, **changes)
 
 
 @pytest.mark.parametrize(
@@ -209,3 +211,12 @@ def test_fingerprints_differ_whenever_bytes_would_mean_something_else() -> None:
     assert {len(fingerprint) for fingerprint in seen} == {32}
     again = kv_fingerprint(SMOLLM2, kv_shape(settings(budget_tokens=512), SMOLLM2, torch.bfloat16))
     assert again in seen, "the budget changes no byte"
+
+
+def test_the_device_sampler_is_counted_on_a_gpu() -> None:
+    plan = derive(SMOLLM2, torch.bfloat16, 2**30, torch.device("cuda:0"), max_rows=5)
+    tables = DeviceSampler(5, SMOLLM2.vocab_size, CPU).tables
+    parts = [getattr(tables, field.name) for field in dataclasses.fields(tables)]
+    assert plan.sampling_bytes == sum(part.nbytes for part in parts)
+    assert derive(max_rows=5).sampling_bytes == 0
+    assert "sampling" in plan.table()

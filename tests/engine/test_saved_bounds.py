@@ -17,7 +17,7 @@ from tests.decoder import checkpoints
 
 @pytest.mark.parametrize("sharing", ["kv_head", "layer"])
 def test_the_index_plane_is_the_bounds_of_the_kv_plane(tmp_path: Path, sharing: str) -> None:
-    """Chunks of 48 and 16 tokens through pages of 64, then 60 decoded ones; of the open page, the full block."""
+    """Chunks of 48 and 16 tokens through pages of 64, then 60 decoded; the open page has one full block."""
     settings = DecoderSettings.model_validate(
         {
             "model": checkpoints.save(tmp_path, "llama"),

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from services.contract.errors import InvalidRequest, NoRoom, Unavailable
 from services.decoder.engine.host_pages import HostPage, LocalPages
-from services.decoder.engine.scheduler import Limits, Scheduler
+from services.decoder.engine.limits import Limits
+from services.decoder.engine.scheduler import Scheduler
 from services.decoder.engine.sequence import Finish, Sampling, Sequence
 from services.decoder.engine.stepper import Stepper
 from services.decoder.kv.device_pages import DevicePages

@@ -97,7 +97,7 @@ def load(
         return model
 
     arena, model = at_once(map_arena, load_weights)
-    plan = MemoryPlan.derive(settings, spec, shape, layout, model.weight_bytes)
+    plan = MemoryPlan.derive(settings, spec, shape, layout, model.weight_bytes, device)
     servicer.progress("allocating the hot buffer and its tables")
     runner = assemble(plan, model, arena, device)
     device_pages = DevicePages(plan.device_pages)

@@ -17,9 +17,9 @@ from services.decoder.attention.selector import Selector
 from services.decoder.engine.decode_graphs import DecodeGraphs
 from services.decoder.engine.device_sampler import DeviceSampler
 from services.decoder.engine.draw import DeviceDraw, HostDraw
+from services.decoder.engine.limits import Limits
 from services.decoder.engine.memory_plan import MemoryPlan
 from services.decoder.engine.runner import Runner
-from services.decoder.engine.scheduler import Limits
 from services.decoder.kernels.dense import DenseOps
 from services.decoder.kernels.step_kernels import StepKernels
 from services.decoder.kernels.twins import Twins

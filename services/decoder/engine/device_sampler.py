@@ -17,14 +17,8 @@ from torch import Tensor
 from services.contract.errors import InvalidRequest
 from services.decoder.engine.sequence import Sampling, Sequence
 from services.decoder.kernels.gpu.sample import SampleCall, SampleShape
-from services.decoder.kernels.sample import (
-    MOST_BARRED,
-    MOST_BIASED,
-    SampleInputs,
-    SampleTables,
-    Wish,
-    sample,
-)
+from services.decoder.kernels.sample import SampleInputs, SampleTables, Wish, sample
+from services.decoder.kernels.sample_limits import MOST_BARRED, MOST_BIASED
 
 _STAGES = 4  # host buffers in turn: a step may be prepared while earlier ones are still under way
 

@@ -14,6 +14,7 @@ from services.contract.byte_size import format_bytes
 from services.contract.errors import SetupError
 from services.contract.layout import ArenaLayout
 from services.contract.planes import Plane
+from services.decoder.engine.device_sampler import DeviceSampler
 from services.decoder.kv.shape import KvShape
 from services.decoder.models.spec import ModelSpec
 from services.decoder.settings import DecoderSettings
@@ -60,6 +61,7 @@ class MemoryPlan:
     device_pages: int
     quest_layers: int  # the layers behind the dense ones, if the selector is Quest
     weight_bytes: int
+    sampling_bytes: int  # the device sampler's tables; on the CPU there are none
 
     @classmethod
     def derive(
@@ -69,6 +71,7 @@ class MemoryPlan:
         shape: KvShape,
         layout: ArenaLayout,
         weight_bytes: int,
+        device: torch.device,
     ) -> MemoryPlan:
         """Reconcile what was asked with what there is.
 
@@ -101,6 +104,9 @@ class MemoryPlan:
             device_pages=shape.pages_for(cached) if cached else settings.max_rows * shape.pages_for(longest),
             quest_layers=spec.layers - settings.dense_layers if settings.selector == "quest" else 0,
             weight_bytes=weight_bytes,
+            sampling_bytes=DeviceSampler.device_bytes(settings.max_rows, spec.vocab_size)
+            if device.type == "cuda"
+            else 0,
         )
 
     @property
@@ -172,6 +178,7 @@ class MemoryPlan:
             ("resident KV", self.resident_bytes, f"kv_mode {self.settings.kv_mode}"),
             ("selector's index", self.index_bytes, f"{device_tokens:,} tokens"),
             ("tables", self.table_bytes, f"{self.max_model_len:,} tokens a row at most"),
+            ("sampling", self.sampling_bytes, "wishes and token counts"),
             ("arena (host)", self.layout.arena_bytes, f"{pages:,} pages, {arena_tokens:,} tokens"),
             ("KV of a token", self.token_bytes, f"{self.shape.layers} layers, {self.shape.groups} groups"),
         ]

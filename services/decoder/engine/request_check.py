@@ -11,8 +11,10 @@ import math
 from hotset.v1 import engine_pb2 as pb
 
 from services.contract.errors import InvalidRequest
+from services.decoder.kernels.sample_limits import MOST_BARRED, MOST_BIASED
 
 _MOST_TOP_LOGPROBS = 20
+MOST_STOPS = MOST_BARRED - 64  # the model's own end tokens join them
 
 
 def check_request(request: pb.SubmitRequest, vocab: int) -> None:
@@ -49,5 +51,11 @@ def check_request(request: pb.SubmitRequest, vocab: int) -> None:
     ):
         if not (math.isfinite(value) and least <= value <= most):
             raise InvalidRequest(f"{name} is {value}; it must be a number from {least} to {most}")
+    for name, count, most_tokens in (
+        ("logit_bias", len(wish.logit_bias), MOST_BIASED),
+        ("stop_token_ids", len(request.stop_token_ids), MOST_STOPS),
+    ):
+        if count > most_tokens:
+            raise InvalidRequest(f"{name} names {count} tokens; at most {most_tokens} are possible")
     if wish.top_logprobs > min(_MOST_TOP_LOGPROBS, vocab):
         raise InvalidRequest(f"top_logprobs is {wish.top_logprobs}; at most {_MOST_TOP_LOGPROBS} are told")

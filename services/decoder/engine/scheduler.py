@@ -10,25 +10,13 @@ can always go on, because any other can be made to wait and one alone always fit
 from __future__ import annotations
 
 from bisect import insort
-from dataclasses import dataclass
 
 from services.contract.errors import InvalidRequest, NoRoom, Unavailable
 from services.decoder.engine.host_pages import HostPage, HostPages
+from services.decoder.engine.limits import Limits
 from services.decoder.engine.sequence import Finish, SampledToken, Sequence
 from services.decoder.engine.step_plan import Chunk, NewPages, StepPlan
 from services.decoder.kv.device_pages import DevicePages
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What the machine and the operator allow."""
-
-    max_rows: int
-    max_model_len: int  # tokens, prompt and answer
-    max_step_tokens: int
-    max_waiting: int  # sequences
-    block_tokens: int
-    page_tokens: int
 
 
 class Scheduler:
@@ -55,7 +43,7 @@ class Scheduler:
             NoRoom: the queue is full.
         """
         for sequence in sequences:
-            self._check_possible(sequence)
+            self.limits.check_possible(sequence, self._host.total, self._device.count)
         most = self.limits.max_waiting + self.limits.max_rows
         if len(sequences) > most:
             raise InvalidRequest(f"{len(sequences)} choices were asked for; this server takes at most {most}")
@@ -195,23 +183,8 @@ class Scheduler:
             assert sequence.computed <= len(sequence.host_pages) * self.limits.page_tokens
         self._device.check_integrity()
 
-    def _check_possible(self, sequence: Sequence) -> None:
-        most = min(self.limits.max_model_len, self._host.total * self.limits.page_tokens)
-        most = min(most, self._device.count * self.limits.page_tokens)
-        need = len(sequence.prompt) + sequence.max_tokens
-        if not sequence.prompt:
-            raise InvalidRequest("the prompt has no tokens")
-        if need > most:
-            raise InvalidRequest(
-                f"{len(sequence.prompt)} prompt tokens and {sequence.max_tokens} to generate need room "
-                f"for {need} tokens; this server holds {most} for one choice"
-            )
-
-    def _pages_for(self, tokens: int) -> int:
-        return -(-tokens // self.limits.page_tokens)
-
     def _lacking(self, sequence: Sequence, end: int) -> int:
-        return max(0, self._pages_for(end) - len(sequence.host_pages))
+        return max(0, -(-end // self.limits.page_tokens) - len(sequence.host_pages))
 
     def _ends(self, chunks: list[Chunk], decodes: list[Sequence]) -> list[tuple[Sequence, int]]:
         """Each sequence of the step, and the tokens that its pages must hold after it."""
@@ -223,7 +196,7 @@ class Scheduler:
     @staticmethod
     def _admission_tokens(sequence: Sequence) -> int:
         """A sequence starts with room for all it must compute before its first new token, and for that
-        one if there is to be any: never more than `_check_possible` counted.
+        one if there is to be any: never more than `Limits.check_possible` counted.
         """
         return len(sequence.prompt) + min(len(sequence.known) + 1, sequence.max_tokens)
 

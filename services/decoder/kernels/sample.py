@@ -19,8 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-MOST_BIASED = 4096
-MOST_BARRED = 512
+from services.decoder.kernels.sample_limits import MOST_BARRED, MOST_BIASED
 
 
 class Wish(IntEnum):
