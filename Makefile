@@ -30,7 +30,7 @@ test-slow: ## the tests that take minutes
 	$(INSTALL) decoder gpu test dev && exec $(BIN)/python -m pytest -m 'slow and not gpu' $(PYTEST_ARGS)
 
 test-gpu: ## the tests that need an NVIDIA GPU
-	$(INSTALL) decoder gpu test && exec $(BIN)/python -m pytest -m gpu $(PYTEST_ARGS)
+	$(INSTALL) decoder gpu test && exec $(BIN)/python -m pytest -m gpu -p tests.gpu.results $(PYTEST_ARGS)
 
 check: ## ruff, mypy --strict, floors
 	$(INSTALL) decoder gpu test dev
