@@ -9,7 +9,6 @@ from token ids to logits. The floor is the weights' bytes over what a large copy
 from __future__ import annotations
 
 import argparse
-import subprocess
 from collections.abc import Callable
 from typing import Any
 
@@ -82,16 +81,16 @@ def main() -> None:
     spec = synthetic_spec(synthetic_config(wanted.model, wanted.layers))
     weights = random_weights(spec, torch.bfloat16, device, 0)
     variants: dict[str, DenseOps | None] = {
-        "transformers": None,
-        "fused, torch": TorchDense(),
         "fused, kernels": GpuDense(),
+        "fused, torch": TorchDense(),
+        "transformers": None,
     }
+    # One row of the embedding is read, unless it is the head too.
+    unread = 0 if spec.config.tie_word_embeddings else 2 * spec.vocab_size * spec.config.hidden_size
     rows: list[dict[str, Any]] = []
     print("variant         batch       ms    floor  ratio")
     for variant, dense in variants.items():
         model = CausalLM(spec, torch.bfloat16, device, dense=dense, model=weights)
-        # One row of the embedding is read, unless it is the head too.
-        unread = 0 if spec.config.tie_word_embeddings else 2 * spec.vocab_size * spec.config.hidden_size
         floor = 1e3 * (model.weight_bytes - unread) / BYTES_PER_SECOND
         for batch in map(int, wanted.batches.split(",")):
             taken = milliseconds(model, batch, device)
@@ -106,20 +105,8 @@ def main() -> None:
             )
             print(f"{variant:<15}{batch:>6}{taken:>9.3f}{floor:>9.3f}{taken / floor:>7.2f}", flush=True)
         del model
-    driver = subprocess.run(
-        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
-        capture_output=True,
-        text=True,
-        check=False,
-    ).stdout.strip()
-    result = {
-        "card": torch.cuda.get_device_name(),
-        "driver": driver,
-        "model": wanted.model,
-        "layers": spec.layers,
-        "rows": rows,
-    }
-    report.write("layers", result)
+        sizes = {"model": wanted.model, "layers": spec.layers}
+        report.write("layers", {**report.gpu(), **sizes, "rows": rows})
 
 
 if __name__ == "__main__":

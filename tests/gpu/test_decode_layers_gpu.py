@@ -14,6 +14,7 @@ from benchmarks.synthetic import synthetic_config, synthetic_spec
 from services.decoder.attention.step import Step
 from services.decoder.kernels.attend import attend_causal
 from services.decoder.kernels.dense import DenseOps, TorchDense
+from services.decoder.kernels.gpu.dense import GpuDense
 from services.decoder.models.causal_lm import CausalLM
 from services.decoder.models.weights import random_weights
 
@@ -37,15 +38,17 @@ class PlainStep(Step):
 class Case:
     name: str
     dtype: torch.dtype
-    dense: DenseOps
+    dense: type[DenseOps]
     tolerance: float
 
 
 CASES = [
-    Case("qwen3-8b", torch.float32, TorchDense(), 1e-4),
-    Case("qwen3-8b", torch.bfloat16, TorchDense(), 2e-2),
-    Case("llama-3.1-8b", torch.bfloat16, TorchDense(), 2e-2),
-    Case("qwen3-0.6b", torch.bfloat16, TorchDense(), 2e-2),
+    Case("qwen3-8b", torch.bfloat16, GpuDense, 2e-2),
+    Case("qwen3-8b", torch.bfloat16, TorchDense, 2e-2),
+    Case("llama-3.1-8b", torch.bfloat16, GpuDense, 2e-2),
+    Case("qwen3-0.6b", torch.bfloat16, GpuDense, 2e-2),
+    Case("qwen3-0.6b", torch.float16, GpuDense, 5e-3),
+    Case("qwen3-0.6b", torch.float32, GpuDense, 1e-4),
 ]
 
 
@@ -65,7 +68,7 @@ def test_a_captured_step_equals_transformers_layers(case: Case) -> None:
             if "norm" in name:
                 parameter.add_(0.3 * torch.randn_like(parameter))
     plain = CausalLM(spec, case.dtype, DEVICE, model=weights)
-    model = CausalLM(spec, case.dtype, DEVICE, dense=case.dense, model=weights)
+    model = CausalLM(spec, case.dtype, DEVICE, dense=case.dense(), model=weights)
     assert model.fused
     for rows in ROWS:
         tokens = torch.zeros(rows, dtype=torch.int32, device=DEVICE)
