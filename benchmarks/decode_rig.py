@@ -27,24 +27,41 @@ ANSWER_TOKENS = 200  # room behind the context
 class Trace:
     """Choices of which exactly `misses` a lane and step are not among the last `capacity` blocks.
 
-    A lane's blocks stand on a ring in random order; each step the window of chosen ones moves on by `misses`,
-    so what enters it left it longest ago.
+    A lane's full blocks stand on a ring in random order; each step the window of chosen ones moves on by
+    `misses`, so what enters it left it longest ago. The open block is the last of every choice. All layers
+    make the same choice: that costs one launch a step, where the real select has cost its own already.
     """
 
-    def __init__(self, lanes: int, blocks: int, top_k: int, misses: int, steps: int) -> None:
+    def __init__(self, lanes: int, context: int, top_k: int, misses: int, steps: int) -> None:
         generator = torch.Generator(device="cuda").manual_seed(1)
+        blocks = context // BLOCK_TOKENS - 1
         order = torch.rand(lanes, blocks, device="cuda", generator=generator).argsort(1).int()
         start = torch.arange(steps, device="cuda").unsqueeze(1) * misses
         place = (start + torch.arange(top_k - 1, device="cuda")) % blocks
-        self.chosen = order[:, place].transpose(0, 1).contiguous()  # [steps, lanes, top_k - 1]
-        self.step = torch.zeros(1, dtype=torch.int64, device="cuda")
+        chosen = order[:, place].transpose(0, 1)  # [steps, lanes, top_k - 1]
+        opened = (context + torch.arange(steps, device="cuda").int()) // BLOCK_TOKENS
+        last = opened.view(-1, 1, 1).expand(-1, lanes, 1)
+        self._chosen = torch.cat([chosen, last], 2).contiguous()
+        self._step = torch.full((1,), -1, dtype=torch.int64, device="cuda")
+        self._current = self._chosen[0]
+
+    def rewind(self) -> None:
+        """Begin anew with the next step."""
+        self._step.fill_(-1)
+
+    def choose(self, lanes: int, *, moves_on: bool) -> Tensor:
+        """[lanes, top_k] int32 of the next step, or again of this one."""
+        if moves_on:
+            self._step.add_(1)
+            self._current = self._chosen.index_select(0, self._step)[0, :lanes]
+        return self._current
 
 
 class Traced:
-    """A selector whose choice is looked at and put aside for the trace's; the open block comes last."""
+    """A selector whose choice is made and put aside for the trace's."""
 
-    def __init__(self, selector: Selector, trace: Trace, *, counts: bool) -> None:
-        self._selector, self._trace, self._counts = selector, trace, counts
+    def __init__(self, selector: Selector, trace: Trace, *, is_first: bool) -> None:
+        self._selector, self._trace, self._is_first = selector, trace, is_first
         self.bounds = selector.bounds
 
     def fill(self, chunk: PrefillChunk, key: Tensor) -> None:
@@ -55,13 +72,7 @@ class Traced:
 
     def select(self, batch: DecodeBatch, query: Tensor) -> Tensor:
         self._selector.select(batch, query)
-        lanes = batch.seats.shape[0] * batch.groups
-        trace = self._trace
-        if self._counts:
-            trace.step.add_(1)
-        chosen = trace.chosen.index_select(0, trace.step)[0, :lanes]
-        opened = batch.open_block_int32.repeat_interleave(batch.groups).unsqueeze(1)
-        return torch.cat([chosen, opened], 1)
+        return self._trace.choose(batch.seats.shape[0] * batch.groups, moves_on=self._is_first)
 
 
 def engine_in_mid_answer(
@@ -106,10 +117,10 @@ def engine_in_mid_answer(
     token_bytes = spec.layers * spec.kv_heads * 2 * spec.head_dim * model.dtype.itemsize
     arena_bytes = int(batch * longest * token_bytes * 1.25) + 2**28
     top_k, lanes = budget // BLOCK_TOKENS, batch * spec.kv_heads
-    trace = Trace(lanes, context // BLOCK_TOKENS - 1, top_k, round(misses * top_k), ANSWER_TOKENS)
+    trace = Trace(lanes, context, top_k, round(misses * top_k), ANSWER_TOKENS)
 
     def wrap(layer: int, selector: Selector) -> Selector:
-        return Traced(selector, trace, counts=layer == 0) if mode == "tiered" else selector
+        return Traced(selector, trace, is_first=layer == 0) if mode == "tiered" else selector
 
     engine = OfflineEngine(settings, arena_bytes, model, wrap)
     runner = engine.runner
@@ -125,6 +136,7 @@ def engine_in_mid_answer(
         engine.scheduler.submit([Sequence(str(number), 0, prompt, Sampling(), 0, ANSWER_TOKENS)])
     while any(sequence.is_prefilling for sequence in engine.scheduler.running) or engine.scheduler.waiting:
         _pretend(engine)
+    trace.rewind()
     torch.cuda.synchronize()
     return engine
 
