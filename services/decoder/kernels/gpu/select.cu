@@ -4,8 +4,9 @@
 // so blocks whose scores differ by rounding alone may change places), its order is another: ascending, so the
 // open block comes last. Knows bounds and queries, not where blocks lie.
 //
-// The blocks to score, of all lanes one after the other, are dealt out evenly to the thread blocks, whatever the
-// rows' lengths. Scores go through `keys`; of the thread blocks that share a lane, the last to arrive picks:
+// Every lane is cut into equal parts, so that there is about one part a thread block, whatever the rows' lengths;
+// a part's scores go to shared memory if the part is the whole lane, else through `keys`, and the last of a
+// lane's thread blocks to arrive picks:
 //
 //   range     smallest and largest key
 //   narrow    a histogram between them finds the bin of the TOP_K - 1st best; again within that bin while it
@@ -16,7 +17,7 @@
 // kernel ahead has ended: within a step nothing may write them before this.
 //
 // Compile-time: TOP_K, KV_HEADS, GROUPS, GROUP_SIZE (query heads a KV head), HEAD_DIM, BLOCK_TOKENS,
-// BLOCKS_PER_PAGE, ELEMENT (0 float32, 1 bfloat16, 2 float16), THREADS, MAX_ROWS.
+// BLOCKS_PER_PAGE, ELEMENT (0 float32, 1 bfloat16, 2 float16), THREADS.
 
 struct SelectParams {
   const char* query;        // [rows, KV_HEADS * GROUP_SIZE, HEAD_DIM], rows query_stride bytes apart
@@ -26,7 +27,7 @@ struct SelectParams {
   const i32* real_rows;     // [1] rows of the batch that are not padding
   const i32* device_pages;  // [table rows, max_pages]
   i32* selected;            // out [rows * GROUPS, TOP_K] blocks, -1 = none; padding rows are left alone
-  u32* keys;                // workspace [rows * GROUPS, max_pages * BLOCKS_PER_PAGE]
+  u32* keys;                // workspace [rows * GROUPS, max_pages * BLOCKS_PER_PAGE rounded up to 4]
   u32* arrived;             // [rows * GROUPS], zero between launches
   i64 query_stride;
   i32 max_pages;
@@ -48,11 +49,12 @@ constexpr i32 BINS = 4 * THREADS;
 __device__ constexpr i32 bits_of(i32 n) { return n < 2 ? 0 : 1 + bits_of(n / 2); }
 constexpr i32 BIN_BITS = bits_of(BINS);
 constexpr i32 ALL = 0x7fffffff;
+constexpr i32 KEPT = 4096;                                               // keys that shared memory holds
 static_assert(2 * HEAD_DIM % VECTOR == 0 && (THREADS & (THREADS - 1)) == 0, "whole pieces; a power of two");
 
 extern __shared__ float4 weight[];  // [VECTOR / 4][PIECES]: of a piece's elements, four by four
-__shared__ u32 begin[MAX_ROWS + 1];  // blocks to score, all groups, before each row
-__shared__ int4 bins[THREADS];       // counts; zero between uses
+__shared__ uint4 kept[KEPT / 4];
+__shared__ int4 bins[THREADS];  // counts; zero between uses
 
 // Keys compare as scores do; +0 and -0 are one.
 __device__ __forceinline__ u32 to_key(float score) {
@@ -66,6 +68,13 @@ __device__ __forceinline__ int4 load_once(const int4* from) {
                : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
                : "l"(from));
   return value;
+}
+
+// How many arrived before; what they wrote until then is seen by whoever comes after.
+__device__ __forceinline__ u32 arrive(u32* counter) {
+  u32 before;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+  return before;
 }
 
 __device__ __forceinline__ float2 unpack(i32 word) {  // two halves
@@ -98,6 +107,7 @@ __device__ __forceinline__ float dot(const int4& piece, i32 index, float sum) {
 
 // The score is linear in relu([q, -q]), so the heads that share keys are summed before the product.
 __device__ __forceinline__ void make_weight(const char* query, i32 group) {
+#pragma unroll 1
   for (i32 i = threadIdx.x; i < HEADS * HEAD_DIM; i += THREADS) {
     const i32 head = i / HEAD_DIM, d = i % HEAD_DIM;
     float up = 0, down = 0;
@@ -114,17 +124,48 @@ __device__ __forceinline__ void make_weight(const char* query, i32 group) {
   }
 }
 
+// Sum of `own` over the threads of a warp up to this one.
+__device__ __forceinline__ i32 scan(i32 own, i32 lane_id) {
+#pragma unroll
+  for (i32 step = 1; step < 32; step *= 2) {
+    const i32 left = __shfl_up_sync(~0u, own, step);
+    if (lane_id >= step) own += left;
+  }
+  return own;
+}
+
+// `visit(index, key, is there)` for the keys of a warp's stretch, four a thread at once; all threads of it together.
+template <typename Visit>
+__device__ __forceinline__ void each(const u32* keys, i32 begin, i32 end, Visit visit) {
+#pragma unroll 1
+  for (i32 base = begin + threadIdx.x % 32; base - (i32)threadIdx.x % 32 < end; base += 128) {
+    u32 key[4];
+#pragma unroll
+    for (i32 u = 0; u < 4; ++u) key[u] = base + u * 32 < end ? keys[base + u * 32] : 0;
+#pragma unroll
+    for (i32 u = 0; u < 4; ++u) visit(base + u * 32, key[u], base + u * 32 < end);
+  }
+}
+
 // The TOP_K - 1 best of `count` keys, ascending, into `out`; more than TOP_K - 1 keys, all threads together.
 __device__ __forceinline__ void pick(const u32* keys, i32 count, i32* out) {
-  __shared__ u32 lows[WARPS], highs[WARPS], list[32];
-  __shared__ i32 totals[WARPS], equals[WARPS], gathered, found_bin, found_above, found_count;
+  __shared__ u32 lows[WARPS], highs[WARPS], list_key[32];
+  __shared__ i32 totals[WARPS], insides[WARPS], list_index[32], gathered, found_bin, found_above, found_count;
   const i32 thread = threadIdx.x, warp = thread / 32, lane_id = thread % 32;
-  const i32 stretch = (count + THREADS - 1) / THREADS * 32;
-  const i32 first = warp * stretch + lane_id, last = min(count, (warp + 1) * stretch);
 
-  // ---- range
+  // ---- range; what lies in global memory comes along
   u32 low = ~0u, high = 0;
-  for (i32 i = first; i < last; i += 32) low = min(low, keys[i]), high = max(high, keys[i]);
+  const bool fits = count <= KEPT;
+#pragma unroll 2
+  for (i32 i = thread * 4; i < count; i += THREADS * 4) {
+    const uint4 four = *(const uint4*)(keys + i);
+    if (fits) kept[i / 4] = four;
+    const u32 each_key[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+    for (i32 u = 0; u < 4; ++u)
+      if (i + u < count) low = min(low, each_key[u]), high = max(high, each_key[u]);
+  }
+  if (fits) keys = (const u32*)kept;
   low = __reduce_min_sync(~0u, low), high = __reduce_max_sync(~0u, high);
   if (lane_id == 0) lows[warp] = low, highs[warp] = high;
   if (thread == 0) gathered = 0;
@@ -132,136 +173,137 @@ __device__ __forceinline__ void pick(const u32* keys, i32 count, i32* out) {
 #pragma unroll
   for (i32 w = 0; w < WARPS; ++w) low = min(low, lows[w]), high = max(high, highs[w]);
 
-  // ---- narrow: in the end `threshold` and above are wanted, of its equals the first `ties`
-  i32 wanted = TOP_K - 1, ties;
-  u32 threshold;
-  for (;;) {
+  // ---- narrow: keys above `high` are wanted, of those from `low` to `high` (`inside` of them) the first `ties`
+  const i32 stretch = (count + THREADS - 1) / THREADS * 32;
+  const i32 begin = warp * stretch, end = min(count, begin + stretch);
+  i32 wanted = TOP_K - 1, inside, shift;
+  do {
     const u32 span = high - low;
-    const i32 shift = max(0, 32 - __clz(span) - BIN_BITS);
-    for (i32 i = first; i < last; i += 32) {
-      const u32 above_low = keys[i] - low;
-      if (above_low <= span) atomicAdd((i32*)bins + (above_low >> shift), 1);
-    }
+    shift = max(0, 32 - __clz(span) - BIN_BITS);
+    each(keys, begin, end, [&](i32, u32 key, bool there) {
+      if (there && key - low <= span) atomicAdd((i32*)bins + (key - low >> shift), 1);
+    });
     __syncthreads();
     const int4 own = bins[THREADS - 1 - thread];  // from the top down
     bins[THREADS - 1 - thread] = int4{0, 0, 0, 0};
     const i32 sum = own.x + own.y + own.z + own.w;
-    i32 upto = sum;
-#pragma unroll
-    for (i32 step = 1; step < 32; step *= 2) {
-      const i32 left = __shfl_up_sync(~0u, upto, step);
-      if (lane_id >= step) upto += left;
-    }
+    i32 upto = scan(sum, lane_id);
     if (lane_id == 31) totals[warp] = upto;
     __syncthreads();
 #pragma unroll
     for (i32 w = 0; w < WARPS; ++w) if (w < warp) upto += totals[w];
     if (upto - sum < wanted && wanted <= upto) {
       const i32 counts[4] = {own.w, own.z, own.y, own.x};
-      i32 above = upto - sum;
-      bool done = false;
+      i32 above = upto - sum, b = 0;
 #pragma unroll
-      for (i32 b = 0; b < 4; ++b) {
-        if (!done && wanted <= above + counts[b]) {
-          found_bin = 4 * (THREADS - 1 - thread) + 3 - b, found_above = above, found_count = counts[b];
-          done = true;
-        }
-        above += counts[b];
-      }
+      for (i32 next = 0; next < 3; ++next)
+        if (b == next && above + counts[next] < wanted) above += counts[next], ++b;
+      found_bin = 4 * (THREADS - 1 - thread) + 3 - b, found_above = above;
+      found_count = b == 0 ? own.w : b == 1 ? own.z : b == 2 ? own.y : own.x;
     }
     __syncthreads();
-    const i32 inside = found_count;
-    wanted -= found_above;
     const u32 lower = (u32)found_bin << shift;
     low += lower, high = low + min((1u << shift) - 1, span - lower);
-    if (inside == wanted || shift == 0) {
-      threshold = low, ties = inside == wanted ? ALL : wanted;
-      break;
-    }
-    if (inside <= 32) {
-      for (i32 i = first; i < last; i += 32) {
-        const u32 key = keys[i];
-        if (key - low <= high - low) list[atomicAdd(&gathered, 1)] = key;
-      }
-      __syncthreads();
-      const u32 mine = lane_id < inside ? list[lane_id] : 0;
-      i32 larger = 0, no_smaller = 0;
-      for (i32 j = 0; j < inside; ++j) larger += list[j] > mine, no_smaller += list[j] >= mine;
-      const i32 leader = __ffs(__ballot_sync(~0u, lane_id < inside && larger < wanted && wanted <= no_smaller)) - 1;
-      threshold = __shfl_sync(~0u, mine, leader), ties = wanted - __shfl_sync(~0u, larger, leader);
-      break;
-    }
-  }
+    wanted -= found_above, inside = found_count;
+  } while (inside != wanted && shift > 0 && inside > 32);
 
   // ---- emit
+  const bool to_rank = inside != wanted && shift > 0;
   i32 above = 0, equal = 0;
-  for (i32 i = first; i - lane_id < last; i += 32) {
-    const u32 key = i < last ? keys[i] : 0;
-    above += __popc(__ballot_sync(~0u, i < last && key > threshold));
-    equal += __popc(__ballot_sync(~0u, i < last && key == threshold));
-  }
-  if (lane_id == 0) totals[warp] = above, equals[warp] = equal;
+  each(keys, begin, end, [&](i32 index, u32 key, bool there) {
+    const bool within = there && key >= low && key <= high;
+    above += __popc(__ballot_sync(~0u, there && key > high)), equal += __popc(__ballot_sync(~0u, within));
+    if (to_rank && within) {
+      const i32 at = atomicAdd(&gathered, 1);
+      list_key[at] = key, list_index[at] = index;
+    }
+  });
+  if (lane_id == 0) totals[warp] = above, insides[warp] = equal;
   __syncthreads();
   above = equal = 0;
 #pragma unroll
-  for (i32 w = 0; w < WARPS; ++w) if (w < warp) above += totals[w], equal += equals[w];
+  for (i32 w = 0; w < WARPS; ++w) if (w < warp) above += totals[w], equal += insides[w];
+  i32 ties = inside == wanted ? ALL : wanted;
+  if (to_rank) {  // every warp for itself
+    const bool there = lane_id < inside;
+    const u32 mine = there ? list_key[lane_id] : 0;
+    i32 larger = 0, no_smaller = 0;
+#pragma unroll 1
+    for (i32 j = 0; j < inside; ++j) larger += list_key[j] > mine, no_smaller += list_key[j] >= mine;
+    const i32 leader = __ffs(__ballot_sync(~0u, there && larger < wanted && wanted <= no_smaller)) - 1;
+    low = high = __shfl_sync(~0u, mine, leader), ties = wanted - __shfl_sync(~0u, larger, leader);
+    const bool before = there && list_index[lane_id] < begin;
+    above += __popc(__ballot_sync(~0u, before && mine > high)), equal = __popc(__ballot_sync(~0u, before && mine == high));
+  }
   const u32 below = (1u << lane_id) - 1;
-  for (i32 i = first; i - lane_id < last; i += 32) {
-    const u32 key = i < last ? keys[i] : 0;
-    const u32 higher = __ballot_sync(~0u, i < last && key > threshold);
-    const u32 same = __ballot_sync(~0u, i < last && key == threshold);
+  each(keys, begin, end, [&](i32 index, u32 key, bool there) {
+    const u32 higher = __ballot_sync(~0u, there && key > high);
+    const u32 same = __ballot_sync(~0u, there && key >= low && key <= high);
     const i32 rank = above + __popc(higher & below), equals_before = equal + __popc(same & below);
     const bool chosen = (higher >> lane_id & 1) || ((same >> lane_id & 1) && equals_before < ties);
-    if (chosen) out[rank + min(equals_before, ties)] = i;
+    if (chosen) out[rank + min(equals_before, ties)] = index;
     above += __popc(higher), equal += __popc(same);
-  }
+  });
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2) select(const __grid_constant__ SelectParams p) {
+  __shared__ i32 parts_in_all[WARPS];
   __shared__ bool is_last;
   let_next_begin();
-  const i32 thread = threadIdx.x, lane_id = thread % 32, team = thread / TEAM, part = thread % TEAM;
-  const i32 rows = *p.real_rows;
+  const i32 thread = threadIdx.x, warp = thread / 32, lane_id = thread % 32, team = thread / TEAM, part_of_team = thread % TEAM;
+  const i32 rows = *p.real_rows, blocks = gridDim.x;
   bins[thread] = int4{0, 0, 0, 0};
-  auto open_block = [&](i32 row) { return (p.length[row] - 1) / BLOCK_TOKENS; };
-  if (thread < 32) {
-    u32 total = 0;
-    for (i32 base = 0; base < rows; base += 32) {
-      const i32 opened = base + lane_id < rows ? open_block(base + lane_id) : 0;
-      const u32 own = TOP_K > 1 && opened >= TOP_K ? (u32)opened * GROUPS : 0;
-      u32 sum = own;
-      for (i32 step = 1; step < 32; step *= 2) {
-        const u32 left = __shfl_up_sync(~0u, sum, step);
-        if (lane_id >= step) sum += left;
-      }
-      if (base + lane_id < rows) begin[base + lane_id] = total + sum - own;
-      total += __shfl_sync(~0u, sum, 31);
-    }
-    if (lane_id == 0) begin[rows] = total;
-  }
-  __syncthreads();
-  const u32 total = begin[rows];
-  const u32 share = max((total + gridDim.x - 1) / gridDim.x, (u32)TEAMS);
-  u32 at = blockIdx.x * share;
-  const u32 end = min(at + share, total);
-  bool waited = false;
+  auto opened_of = [&](i32 row) { return row < rows ? (p.length[row] - 1) / BLOCK_TOKENS : 0; };
+  auto is_scored = [](i32 opened) { return TOP_K > 1 && opened >= TOP_K; };
+  auto parts_of = [&](i32 opened, i32 size) { return is_scored(opened) ? (opened + size - 1) / size : 0; };
 
-  while (at < end) {
-    i32 row = 0, beyond = rows;  // the last row that begins at or before `at`
-    while (beyond - row > 1) {
-      const i32 middle = (row + beyond) / 2;
-      if (begin[middle] <= at) row = middle; else beyond = middle;
+  // ---- divide: each warp tries one size of the parts; the smallest that gives no thread block too many is taken
+  i32 scored = 0, lanes = 0;
+#pragma unroll 1
+  for (i32 row = lane_id; row < rows; row += 32) {
+    const i32 opened = opened_of(row);
+    if (is_scored(opened)) scored += opened, ++lanes;  // fewer than 2^31 blocks, of all lanes
+  }
+  scored = __reduce_add_sync(~0u, scored), lanes = __reduce_add_sync(~0u, lanes) * GROUPS;
+  const i32 limit = max(1, (lanes + blocks - 1) / blocks) * blocks;
+  const i32 smallest = max((scored * GROUPS + limit - 1) / limit, TEAMS);
+  auto size_tried = [&](i32 w) { return w == WARPS - 1 ? ALL / 2 : smallest + (i32)((i64)smallest * w * w / 16); };
+  i32 parts_here = 0;
+#pragma unroll 1
+  for (i32 row = lane_id; row < rows; row += 32) parts_here += parts_of(opened_of(row), size_tried(warp));
+  parts_here = __reduce_add_sync(~0u, parts_here) * GROUPS;
+  if (lane_id == 0) parts_in_all[warp] = parts_here;
+  __syncthreads();
+  i32 choice = 0;
+#pragma unroll 1
+  while (parts_in_all[choice] > limit) ++choice;
+  const i32 size = size_tried(choice), items = parts_in_all[choice];
+
+  bool waited = false;
+#pragma unroll 1
+  for (i32 item = blockIdx.x; item < items; item += blocks) {
+    // ---- the part's row, group and place, by every warp for itself
+    i32 row = 0, opened = 0, inside = item;
+#pragma unroll 1
+    for (;; row += 32) {
+      opened = opened_of(row + lane_id);
+      const i32 own = parts_of(opened, size) * GROUPS, upto = scan(own, lane_id);
+      const u32 holders = __ballot_sync(~0u, inside < upto);
+      if (holders) {
+        const i32 holder = __ffs(holders) - 1;
+        row += holder, opened = __shfl_sync(~0u, opened, holder), inside -= __shfl_sync(~0u, upto - own, holder);
+        break;
+      }
+      inside -= __shfl_sync(~0u, upto, 31);
     }
-    const i32 opened = (i32)((begin[row + 1] - begin[row]) / GROUPS);
-    const i32 group = (i32)((at - begin[row]) / opened);
-    const u32 lane_begin = begin[row] + (u32)group * opened, lane_end = lane_begin + opened;
+    const i32 parts = parts_of(opened, size), group = inside / parts, part = inside % parts;
+    const i32 part_size = (opened + parts - 1) / parts, last = min(opened, (part + 1) * part_size);
     const i32 lane = row * GROUPS + group;
-    const i32 last = (i32)(min(end, lane_end) - lane_begin);
     const i32* pages = p.device_pages + (i64)p.seats[row] * p.max_pages;
-    u32* keys = p.keys + (i64)lane * p.max_pages * BLOCKS_PER_PAGE;
+    u32* keys = parts == 1 && opened <= KEPT ? (u32*)kept : p.keys + (i64)lane * ((p.max_pages * BLOCKS_PER_PAGE + 3) / 4 * 4);
 
     // ---- score blocks `base` to `last` - 1 of the lane, UNROLL a team at once
-    i32 base = (i32)(at - lane_begin);
+    i32 base = part * part_size;
     i32 page[UNROLL];
     int4 piece[UNROLL][DEPTH];
     auto look_up = [&](i32 from) {
@@ -279,7 +321,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) select(const __grid_con
         const int4* source = p.bounds + (place * GROUPS + group) * PIECES;
 #pragma unroll
         for (i32 l = 0; l < DEPTH; ++l) {
-          const i32 index = (stage * DEPTH + l) * TEAM + part;
+          const i32 index = (stage * DEPTH + l) * TEAM + part_of_team;
           if (block < last && index < PIECES) piece[u][l] = load_once(source + index);
         }
       }
@@ -290,6 +332,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) select(const __grid_con
     waited = true;
     make_weight(p.query + row * p.query_stride, group);
     __syncthreads();
+#pragma unroll 1
     for (; base < last; base += TEAMS * UNROLL) {
       float score[UNROLL] = {};
 #pragma unroll
@@ -297,7 +340,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) select(const __grid_con
         if (stage) load(base, stage);
 #pragma unroll
         for (i32 l = 0; l < DEPTH; ++l) {
-          const i32 index = (stage * DEPTH + l) * TEAM + part;
+          const i32 index = (stage * DEPTH + l) * TEAM + part_of_team;
           if (index < PIECES) {
 #pragma unroll
             for (i32 u = 0; u < UNROLL; ++u) score[u] = dot(piece[u][l], index, score[u]);
@@ -311,20 +354,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) select(const __grid_con
 #pragma unroll
         for (i32 step = TEAM / 2; step; step /= 2) score[u] += __shfl_xor_sync(~0u, score[u], step);
         const i32 block = base + u * TEAMS + team;
-        if (part == 0 && block < last) keys[block] = to_key(score[u]);
+        if (part_of_team == 0 && block < last) keys[block] = to_key(score[u]);
       }
     }
-    at = lane_begin + last;
 
     // ---- who comes last to this lane picks
-    const u32 sharers = (lane_end - 1) / share - lane_begin / share + 1;
     __syncthreads();
-    if (sharers > 1) {
+    if (parts > 1) {
       if (thread == 0) {
-        __threadfence();
-        is_last = atomicAdd(&p.arrived[lane], 1) == sharers - 1;
+        is_last = arrive(&p.arrived[lane]) == (u32)parts - 1;
         if (is_last) p.arrived[lane] = 0;
-        __threadfence();
       }
       __syncthreads();
       if (!is_last) continue;
@@ -337,10 +376,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) select(const __grid_con
   if (!waited) wait_for_previous();
 
   // ---- rows whose every block is chosen
-  for (i32 lane = blockIdx.x; lane < rows * GROUPS; lane += gridDim.x) {
-    const i32 row = lane / GROUPS;
-    if (begin[row] != begin[row + 1]) continue;
-    const i32 opened = open_block(row);
+#pragma unroll 1
+  for (i32 lane = blockIdx.x; lane < rows * GROUPS; lane += blocks) {
+    const i32 opened = opened_of(lane / GROUPS);
+    if (is_scored(opened)) continue;
+#pragma unroll 1
     for (i32 j = thread; j < TOP_K; j += THREADS)
       p.selected[(i64)lane * TOP_K + j] = TOP_K == 1 ? opened : j <= opened ? j : -1;
   }

@@ -18,7 +18,6 @@ from services.decoder.kernels.gpu.kernel import Kernel
 
 _ELEMENTS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _THREADS = 256
-_MAX_ROWS = 1024
 
 
 class SelectParams(ctypes.Structure):
@@ -59,7 +58,6 @@ class SelectShape:
             "TOP_K": self.top_k,
             "ELEMENT": _ELEMENTS[self.dtype],
             "THREADS": _THREADS,
-            "MAX_ROWS": _MAX_ROWS,
         }
 
     @property
@@ -106,7 +104,7 @@ class SelectCall:
     @staticmethod
     def workspace(shape: SelectShape, rows: int, max_pages: int) -> int:
         """Elements of `keys`: one a block of each lane."""
-        return rows * shape.groups * max_pages * shape.blocks_per_page
+        return rows * shape.groups * (-(-max_pages * shape.blocks_per_page // 4) * 4)
 
     def launch(self, shape: SelectShape) -> None:
         """Launch on torch's current stream."""
@@ -132,8 +130,6 @@ class SelectCall:
             ValueError: a shape, dtype or layout that is off, by name.
         """
         rows = self.seats.shape[0]
-        if rows > _MAX_ROWS:
-            raise ValueError(f"seats: {rows} rows are more than {_MAX_ROWS}")
         for name in ("seats", "length", "real_rows", "device_pages", "selected", "keys", "arrived"):
             tensor: Tensor = getattr(self, name)
             if tensor.dtype != torch.int32 or not tensor.is_contiguous() or tensor.device.type != "cuda":
@@ -156,9 +152,9 @@ class SelectCall:
         if not self.bounds.is_contiguous():
             raise ValueError("bounds must be contiguous")
         needed = self.workspace(shape, rows, self.device_pages.shape[1])
-        if needed >= 2**32:  # the kernel counts blocks to score in 32 bits
-            raise ValueError(f"device_pages: {needed:,} blocks of {rows} rows are more than 2^32")
-        if self.keys.numel() < needed:
-            raise ValueError(f"keys must be at least {needed:,} elements, is {self.keys.numel():,}")
+        if needed >= 2**31:  # the kernel counts parts of lanes, at most one a block, in 32 bits
+            raise ValueError(f"device_pages: {needed:,} blocks of {rows} rows are more than 2^31")
+        if self.keys.numel() < needed or self.keys.data_ptr() % 16:
+            raise ValueError(f"keys must be at least {needed:,} aligned elements, is {self.keys.numel():,}")
         if self.arrived.numel() < rows * shape.groups:
             raise ValueError(f"arrived must be at least {rows * shape.groups} elements")
