@@ -10,6 +10,8 @@ PYTEST_ARGS ?=
 export VENV PORT TORCH MODEL ARGS KVSTORE_ARGS
 
 BIN := $(VENV)/bin
+# What kernels are compiled and launched with, where there is a card to run them.
+GPU := $(if $(shell command -v nvidia-smi 2>/dev/null),gpu)
 SUPPORTED := import sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 # The interpreter that starts deploy/install.py: yours, else that of $(VENV), else the first that fits.
 FIND_PYTHON = for python in $(or $(PYTHON),$(BIN)/python python3 python3.13 python3.12 python3.11); do \
@@ -21,7 +23,7 @@ INSTALL = @$(FIND_PYTHON); "$$python" -m deploy.install $(if $(PYTHON),--remake)
 .PHONY: run test test-slow test-gpu check stubs docs clean help
 
 run: ## serve on http://127.0.0.1:$(PORT), kvstore and decoder, until Ctrl-C
-	$(INSTALL) decoder && exec $(BIN)/python -m deploy.local
+	$(INSTALL) decoder $(GPU) && exec $(BIN)/python -m deploy.local
 
 test: ## everything the fast tests need, then the tests
 	$(INSTALL) decoder gpu test && exec $(BIN)/python -m pytest $(PYTEST_ARGS)

@@ -61,7 +61,7 @@ def load(
         fault_in_early(store, settings.store_wait_seconds, called_off)
     from transformers.utils import logging as transformers_logging
 
-    from services.decoder.engine.assembly import assemble, dense_ops, limits_of
+    from services.decoder.engine.assembly import assemble, check_device, dense_ops, limits_of
     from services.decoder.engine.host_allocator import keep_freed_memory
     from services.decoder.engine.loop import Loop
     from services.decoder.engine.memory_plan import MemoryPlan, kv_fingerprint, kv_planes, kv_shape
@@ -76,6 +76,7 @@ def load(
     if settings.threads:
         torch.set_num_threads(settings.threads)
     device = resolve_device(settings.device)
+    check_device(device)
     dtype = resolve_dtype(settings.dtype, device)
     spec = ModelSpec.read(settings.model)
     shape = kv_shape(settings, spec, dtype)

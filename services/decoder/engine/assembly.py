@@ -5,6 +5,7 @@ Knows every part by its constructor and none by its inside.
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 
 import torch
@@ -31,6 +32,8 @@ from services.decoder.kv.residence import Residence
 from services.decoder.kv.row_tables import RowTables
 from services.decoder.kv.tiered import Tiered
 from services.decoder.models.causal_lm import CausalLM
+
+_LEAST_CAPABILITY = (8, 0)  # bfloat16 on tensor cores, copies into shared memory that nobody waits for
 
 Wrap = Callable[[int, Selector], Selector]
 
@@ -78,6 +81,30 @@ def assemble(
             sampler.draw(logits, greedy=greedy)
     draw = DeviceDraw(sampler, settings.max_rows)
     return Runner(model, shape, tables, residence, bounds, heart, draw, graphs)
+
+
+def check_device(device: torch.device) -> None:
+    """See that the kernels can run there.
+
+    Raises:
+        SetupError: no such GPU, one that is too old, or the gpu extra is missing.
+    """
+    if device.type != "cuda":
+        return
+    if not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count():
+        raise SetupError(
+            f"there is no {device}: torch {torch.__version__} sees {torch.cuda.device_count()} GPUs; "
+            "check nvidia-smi and that torch is a CUDA build, or run with --device cpu"
+        )
+    capability = torch.cuda.get_device_capability(device)
+    if capability < _LEAST_CAPABILITY:
+        raise SetupError(
+            f"{torch.cuda.get_device_name(device)} has compute capability {capability[0]}.{capability[1]}; "
+            "the kernels need 8.0 or newer; run with --device cpu"
+        )
+    for module in ("cuda.core", "cuda.bindings"):
+        if importlib.util.find_spec(module) is None:
+            raise SetupError(f"{device} needs {module}: pip install 'hotset[gpu]', or run with --device cpu")
 
 
 def step_kernels(plan: MemoryPlan, device: torch.device) -> StepKernels:
