@@ -36,12 +36,12 @@ class FusedWeights:
 
 
 @torch.no_grad()
-def _join(parameters: Sequence[nn.Parameter]) -> Tensor:
+def _join(parameters: Sequence[Tensor]) -> Tensor:
     """Concatenate by rows, and let each parameter lie in the result."""
     if len(parameters) == 1:
         return parameters[0].detach()
     joined = torch.cat([parameter.detach() for parameter in parameters])
-    parts = joined.split([parameter.shape[0] for parameter in parameters])
+    parts = torch.split(joined, [parameter.shape[0] for parameter in parameters])
     for parameter, part in zip(parameters, parts, strict=True):
         parameter.data = part  # the Parameter object stays, whoever else holds it
     return joined
