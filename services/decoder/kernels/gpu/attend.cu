@@ -1,13 +1,13 @@
 // attend: one query a row over the blocks its lanes chose, read from hot slots, for 16-bit types.
 //
 // The definition is the twin, kernels/attend.py (attend_slots). Knows slots and positions, no row's history.
-// A thread block serves one split of one unit (a KV head of a lane) and the GROUP_SIZE query heads that share it.
-// Its warps work on their own: each takes tiles of 16 tokens in turn, has DEPTH of them under way to its own part
-// of shared memory, and keeps its own running softmax. Queries stand in columns: scores = keys * queries and
-// sums = values^T * weights, so that one matrix instruction serves 16 tokens or dims and 8 query heads.
+// The warps of a thread block share the tokens of an item (attend_params.cuh) in tiles of 16. Each has DEPTH tiles
+// under way to its own ring in shared memory, those of the next item among them, so that bytes flow while parts
+// meet; and keeps its own running softmax. Queries stand in columns: scores = keys * queries and sums = values^T *
+// weights, so that one matrix instruction serves 16 tokens or dims and 8 query heads.
 // Tokens that are not seen are never read: their keys and values are zeros, whatever their slots hold.
 //
-// Compile-time: HEAD_DIM, GROUP_SIZE, BLOCK_TOKENS, ELEMENT (1 bfloat16, 2 float16), WARPS, DEPTH, CLUSTER.
+// Compile-time: HEAD_DIM, GROUP_SIZE, BLOCK_TOKENS, ELEMENT (1 bfloat16, 2 float16), WARPS, DEPTH.
 
 #include "elements.cuh"
 #include "tensor_cores.cuh"
@@ -23,23 +23,53 @@ constexpr i32 COPIES = TILE * 2 * VECTORS / 32;        // 16-byte copies of one 
 constexpr i32 STEPS = HEAD_DIM / 16;                   // matrix products along a key
 constexpr i32 COLUMNS = (GROUP_SIZE + 7) / 8;          // groups of 8 query heads
 using Own = Part<GROUP_SIZE, HEAD_DIM>;
-constexpr i32 WARP_BYTES = DEPTH * TILE_BYTES > (i32)sizeof(Own) ? DEPTH * TILE_BYTES : (i32)sizeof(Own);
 static_assert(HEAD_DIM % 16 == 0, "a key must be whole matrix steps");
 
-// Starts copying a tile, of which each lane of the warp brings one token; returns which tokens are seen, as bits.
-__device__ __forceinline__ u32 fetch(
-    const AttendParams& p, const Place& place, const Token& token, bool seen, u32 tile) {
+// What a lane of the warp looks up ahead of a tile: one token of it, and what tells whether that is seen.
+struct Ahead {
+  Token token;
+  i32 item, head, length = 0;
+};
+
+// A warp's walk over its tiles: `count` of the thread block's first item, as many of the next, and so on.
+struct Walk {
+  const AttendParams& p;
+  const i32 count;
+  i32 item, tile = 0;
+  Place place;
+
+  __device__ __forceinline__ Walk(const AttendParams& p, i32 count)
+      : p(p), count(count), item(blockIdx.x), place(p, item) {}
+
+  __device__ __forceinline__ Ahead next() {
+    Ahead ahead;
+    ahead.item = item, ahead.head = place.head;
+    if (item < p.items) {
+      ahead.token = place.token((tile * WARPS + threadIdx.x / 32) * TILE + threadIdx.x % TILE);
+      ahead.length = p.length[place.row];
+    }
+    if (++tile == count) {
+      tile = 0, item += gridDim.x;
+      place = Place(p, item);
+    }
+    return ahead;
+  }
+};
+
+// Starts copying a tile, of which each lane of the warp has looked one token up; returns which are seen, as bits.
+__device__ __forceinline__ u32 fetch(const AttendParams& p, const Ahead& ahead, i32 real_items, u32 to) {
   const i32 inside = threadIdx.x % 32;
+  const bool seen = ahead.item < real_items && ahead.token.seen(ahead.length);
   const u32 all = __ballot_sync(~0u, seen) & 0xffff;
   if (all) {
-    const i64 mine = seen ? place.key(p, token) : -1;
+    const i64 mine = seen ? key_of(p, ahead.token, ahead.head) : -1;
     const i32 to_value = (p.heads - 1) * HEAD_DIM * ELEMENT_BYTES;  // between a key's end and its value
 #pragma unroll
     for (i32 n = 0; n < COPIES; ++n) {
       const i32 piece = n * 32 + inside, of = piece / (2 * VECTORS), vector = piece % (2 * VECTORS);
       const i64 key = __shfl_sync(~0u, mine, of);
       const i64 from = key < 0 ? 0 : key + vector * 16 + (vector < VECTORS ? 0 : to_value);
-      copy_16(tile + of * TOKEN_BYTES + vector * 16, (const char*)p.pool + from, key >= 0);
+      copy_16(to + of * TOKEN_BYTES + vector * 16, (const char*)p.pool + from, key >= 0);
     }
   }
   return all;
@@ -129,59 +159,61 @@ struct Softmax {
   }
 };
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32) attend(const __grid_constant__ AttendParams p) {
-  extern __shared__ __align__(16) char shared[];  // a piece of WARP_BYTES for each warp, then the block's part
-  const Place place(p);
-  const i32 warp = threadIdx.x / 32, inside = threadIdx.x % 32;
-  const i32 tiles = (place.tokens + TILE - 1) / TILE, count = max(0, (tiles - warp + WARPS - 1) / WARPS);
-  char* piece = shared + warp * WARP_BYTES;
-  const u32 ring = shared_address(piece);
-  wait_for_previous();
-  let_next_begin();
-
-  // Everything that the first copies depend on is read at once.
-  const auto token = [&](i32 n) { return Token(place.slots, place.selected, place.tokens, (n * WARPS + warp) * TILE + inside % TILE); };
-  Token ahead[DEPTH];
-#pragma unroll
-  for (i32 d = 0; d < DEPTH; ++d) ahead[d] = token(d);
-  const i32 length = p.length[place.row];
-  const bool real = place.row < *p.real_rows;
-  u32 query[COLUMNS][STEPS][2];
+// The unit's queries as matrix columns, 16 dims a step; no query is zeros.
+__device__ __forceinline__ void load_queries(const AttendParams& p, i32 unit, u32 (&query)[COLUMNS][STEPS][2]) {
+  const i32 inside = threadIdx.x % 32;
 #pragma unroll
   for (i32 c = 0; c < COLUMNS; ++c)
 #pragma unroll
     for (i32 k = 0; k < STEPS * 2; ++k) {
       const i32 head = c * 8 + inside / 4;
-      const u32* from = (const u32*)((const u16*)p.query + place.query + head * HEAD_DIM) + k * 4 + inside % 4;
+      const u32* from = (const u32*)((const u16*)p.query + query_of(unit) + head * HEAD_DIM) + k * 4 + inside % 4;
       query[c][k / 2][k % 2] = head < GROUP_SIZE ? *from : 0;
     }
-  u32 seen[DEPTH];
+}
+
+extern "C" __global__ void __launch_bounds__(WARPS * 32) attend(const __grid_constant__ AttendParams p) {
+  extern __shared__ __align__(16) char shared[];  // every warp's ring, then every warp's part
+  const i32 warp = threadIdx.x / 32;
+  const u32 ring = shared_address(shared) + warp * DEPTH * TILE_BYTES;
+  Own* parts = (Own*)(shared + WARPS * DEPTH * TILE_BYTES);
+  const i32 count = (p.share() * BLOCK_TOKENS + WARPS * TILE - 1) / (WARPS * TILE);
+  Walk walk(p, count);
+  wait_for_previous();
+  let_next_begin();
+
+  // Everything that the first copies depend on is read at once.
+  const i32 real_items = p.real_items();
+  Ahead ahead[DEPTH];
+#pragma unroll
+  for (i32 d = 0; d < DEPTH; ++d) ahead[d] = walk.next();
+  u32 query[COLUMNS][STEPS][2];
+  load_queries(p, blockIdx.x / p.splits, query);
+  u32 seen[DEPTH];  // of the tiles under way, oldest first
 #pragma unroll
   for (i32 d = 0; d < DEPTH; ++d) {
-    seen[d] = fetch(p, place, ahead[d], real && ahead[d].seen(length), ring + d * TILE_BYTES);
+    seen[d] = fetch(p, ahead[d], real_items, ring + d * TILE_BYTES);
     close_group();
   }
-  if (!real) return;
 
-  Softmax softmax;
-  for (i32 n = 0; n < count; ++n) {
-    const u32 tile = ring + n % DEPTH * TILE_BYTES;
-    const Token next = token(n + DEPTH);
-    wait_groups<DEPTH - 1>();
-    __syncwarp();
-    if (seen[0]) softmax.add(query, tile, seen[0], p.scaling * 1.44269504f);  // log2(e)
-    __syncwarp();
+  i32 stage = 0;
+  for (i32 item = blockIdx.x; item < real_items; item += gridDim.x) {
+    Softmax softmax;
+    for (i32 n = 0; n < count; ++n) {
+      const u32 tile = ring + stage * TILE_BYTES;
+      const Ahead next = walk.next();
+      wait_groups<DEPTH - 1>();
+      __syncwarp();
+      if (seen[0]) softmax.add(query, tile, seen[0], p.scaling * 1.44269504f);  // log2(e)
+      __syncwarp();
 #pragma unroll
-    for (i32 d = 0; d < DEPTH - 1; ++d) seen[d] = seen[d + 1];
-    seen[DEPTH - 1] = fetch(p, place, next, next.seen(length), tile);
-    close_group();
+      for (i32 d = 0; d < DEPTH - 1; ++d) seen[d] = seen[d + 1];
+      seen[DEPTH - 1] = fetch(p, next, real_items, tile);
+      close_group();
+      stage = stage == DEPTH - 1 ? 0 : stage + 1;
+    }
+    if (item + gridDim.x < real_items) load_queries(p, (item + gridDim.x) / p.splits, query);
+    softmax.write(parts[warp]);
+    finish<WARPS, WARPS * 32>(p, item, parts);
   }
-  wait_groups<0>();
-  softmax.write(*(Own*)piece);
-  Own& own = *(Own*)(shared + WARPS * WARP_BYTES);
-  merge_warps<WARPS, GROUP_SIZE, HEAD_DIM, WARPS * 32>(shared, WARP_BYTES, [&](i32 row, i32 dim, const Merged& merged) {
-    *(float4*)&own.sum[row][dim] = merged.sum;
-    if (dim == 0) own.top[row] = merged.top, own.weight[row] = merged.weight;
-  });
-  finish<WARPS * 32>(p, place, own);
 }

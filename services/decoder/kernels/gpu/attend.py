@@ -15,6 +15,10 @@ from torch import Tensor
 from services.decoder.kernels.gpu.kernel import Kernel
 
 _ELEMENTS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_WARPS = 4
+_DIMS_UNDER_WAY = 256  # tiles of 16 tokens that a warp has under way, times head_dim
+_SPLIT_TOKENS = 256
+_MOST_SPLITS = 64
 
 
 class AttendParams(ctypes.Structure):
@@ -22,10 +26,10 @@ class AttendParams(ctypes.Structure):
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in (
-            "query", "pool", "slots", "selected", "length", "real_rows", "out", "partial", "arrived",
+            "query", "pool", "slots", "selected", "length", "real_rows", "out", "sums", "stats", "arrived",
         )),
         ("scaling", ctypes.c_float),
-        *((name, ctypes.c_int32) for name in ("top_k", "groups", "heads", "splits")),
+        *((name, ctypes.c_int32) for name in ("top_k", "groups", "heads", "splits", "items")),
     ]  # fmt: skip
 
 
@@ -38,9 +42,10 @@ class AttendShape:
     block_tokens: int
     dtype: torch.dtype
 
-    warps: int = 4
-    depth: int = 2  # tiles of 16 tokens that each warp has under way
-    cluster: int = 1
+    @property
+    def depth(self) -> int:
+        """Tiles of 16 tokens that a warp has under way."""
+        return max(1, _DIMS_UNDER_WAY // self.head_dim)
 
     @property
     def source(self) -> str:
@@ -55,9 +60,8 @@ class AttendShape:
             "GROUP_SIZE": self.group_size,
             "BLOCK_TOKENS": self.block_tokens,
             "ELEMENT": _ELEMENTS[self.dtype],
-            "WARPS": self.warps,
+            "WARPS": _WARPS,
             "DEPTH": self.depth,
-            "CLUSTER": self.cluster,
         }
 
     @property
@@ -65,9 +69,9 @@ class AttendShape:
         """What the sources lay out in shared memory."""
         part = -(-self.group_size * (self.head_dim + 6) * 4 // 16) * 16
         if self.dtype == torch.float32:
-            lanes = min(32, 1 << (self.head_dim // 4 - 1).bit_length())
-            return part * (self.warps * (32 // lanes) + 1)
-        return self.warps * max(self.depth * 16 * (4 * self.head_dim + 16), part) + part
+            threads_a_token = min(32, 1 << (self.head_dim // 4 - 1).bit_length())
+            return part * _WARPS * 32 // threads_a_token
+        return _WARPS * (self.depth * 16 * (4 * self.head_dim + 16) + part)
 
     @cached_property
     def kernel(self) -> Kernel:
@@ -75,15 +79,24 @@ class AttendShape:
         return Kernel(
             self.source,
             self.defines,
-            threads=32 * self.warps,
-            cluster=self.cluster,
+            threads=32 * _WARPS,
+            cluster=1,
             shared_bytes=self.shared_bytes,
             overlaps=True,
         )
 
+    @cached_property
+    def most_blocks(self) -> int:
+        """Thread blocks that run at once on this device."""
+        return self.kernel.most_clusters()
+
     def splits(self, top_k: int) -> int:
-        """Into how many parts each KV head's blocks are cut."""
-        return max(1, min(16, top_k))
+        """Into how many parts each lane's blocks are cut.
+
+        It follows from the number of chosen tokens alone: a row's result depends on it in the last bits, and
+        must not depend on how many other rows run.
+        """
+        return max(1, min(top_k, top_k * self.block_tokens // _SPLIT_TOKENS, _MOST_SPLITS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +111,10 @@ class AttendCall:
     real_rows: Tensor  # [1]
     out: Tensor  # [rows, query heads, head_dim]
     partial: Tensor  # float32 workspace, at least `workspace` elements
-    arrived: Tensor  # [rows * KV heads * cluster], zero
+    arrived: Tensor  # [rows * KV heads], zero
     groups: int
     scaling: float
-    splits: int
+    splits: int  # parts that each lane's blocks are cut into; the result depends on it in the last bits
 
     @staticmethod
     def workspace(shape: AttendShape, units: int, splits: int) -> int:
@@ -111,6 +124,8 @@ class AttendCall:
     def launch(self, shape: AttendShape) -> None:
         """Launch on torch's current stream."""
         heads = self.pool.shape[3]
+        units = self.slots.shape[0] * heads
+        items = units * self.splits
         parameters = AttendParams(
             query=self.query.data_ptr(),
             pool=self.pool.data_ptr(),
@@ -119,15 +134,17 @@ class AttendCall:
             length=self.length.data_ptr(),
             real_rows=self.real_rows.data_ptr(),
             out=self.out.data_ptr(),
-            partial=self.partial.data_ptr(),
+            sums=self.partial.data_ptr(),
+            stats=self.partial.data_ptr() + items * shape.group_size * shape.head_dim * 4,
             arrived=self.arrived.data_ptr(),
             scaling=self.scaling,
             top_k=self.slots.shape[1],
             groups=self.groups,
             heads=heads,
             splits=self.splits,
+            items=items,
         )
-        shape.kernel.launch(self.slots.shape[0] * heads * self.splits, parameters)
+        shape.kernel.launch(min(items, shape.most_blocks), parameters)
 
     def check(self, shape: AttendShape) -> None:
         """Refuse what the kernel would read wrongly; once, before the first launch.
@@ -148,10 +165,8 @@ class AttendCall:
         for name in ("slots", "selected", "length", "real_rows", "arrived"):
             if getattr(self, name).dtype != torch.int32 or not getattr(self, name).is_contiguous():
                 raise ValueError(f"{name} must be contiguous int32")
-        if self.splits % shape.cluster:
-            raise ValueError(f"splits must be a multiple of the cluster's {shape.cluster} thread blocks")
         units = self.slots.shape[0] * heads
         if self.partial.numel() < self.workspace(shape, units, self.splits):
             raise ValueError("partial is too small for this many rows and splits")
-        if self.arrived.numel() < units * shape.cluster:
+        if self.arrived.numel() < units:
             raise ValueError("arrived is too small for this many rows")

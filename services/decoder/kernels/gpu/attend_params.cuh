@@ -1,5 +1,8 @@
 // What attend.cu and attend_plain.cu are given, where each thread block works, and how it ends.
 //
+// The work is cut into items: one split (share of the blocks) of one unit (a KV head of a lane). A thread block takes
+// the item of its number, then the one gridDim.x further on, and so on.
+//
 // Compile-time: HEAD_DIM, GROUP_SIZE (query heads of a KV head), BLOCK_TOKENS, ELEMENT, WARPS.
 
 struct AttendParams {
@@ -10,46 +13,53 @@ struct AttendParams {
   const i32* length;      // [rows] tokens, the newest included
   const i32* real_rows;   // [1]
   void* out;              // as query
-  float* partial;         // parts.cuh's sums of all units, then their stats; a unit is a KV head of a lane
-  u32* arrived;           // [units, CLUSTER], zero between launches
+  float* sums;            // parts.cuh: [units, splits, GROUP_SIZE, HEAD_DIM]
+  float2* stats;          // parts.cuh: [units, splits, GROUP_SIZE]
+  u32* arrived;           // [units], zero between launches
   float scaling;
-  i32 top_k, groups, heads, splits;
+  i32 top_k, groups, heads, splits, items;  // items: of all rows, padding included
+
+  __device__ __forceinline__ i32 real_items() const { return *real_rows * groups * heads * splits; }
+  __device__ __forceinline__ i32 share() const { return (top_k + splits - 1) / splits; }  // blocks of a split
 };
 
-// What a thread block works on: one split of one unit.
+// An item's place in the tensors.
 struct Place {
-  i32 unit, head, row;
-  i64 query;                  // of the unit's first query head, in elements
+  i32 unit, split, head, row;
   const i32 *slots, *selected;  // its share of the lane's blocks
-  i32 tokens;                 // in them
+  i32 tokens;                   // in them
 
-  __device__ __forceinline__ explicit Place(const AttendParams& p) {
-    const i32 split = blockIdx.x % p.splits;
-    unit = blockIdx.x / p.splits;
-    const i32 lane = unit / p.heads;
+  __device__ __forceinline__ Place(const AttendParams& p, i32 item) {
+    unit = item / p.splits, split = item % p.splits;
+    const i32 lane = unit / p.heads, first = split * p.share();
     head = unit % p.heads, row = lane / p.groups;
-    query = (i64)unit * GROUP_SIZE * HEAD_DIM;
-    const i32 share = (p.top_k + p.splits - 1) / p.splits, first = split * share;
     slots = p.slots + (i64)lane * p.top_k + first, selected = p.selected + (i64)lane * p.top_k + first;
-    tokens = max(0, min(share, p.top_k - first)) * BLOCK_TOKENS;
+    tokens = max(0, min(p.share(), p.top_k - first)) * BLOCK_TOKENS;
   }
 
-  // The key of a token's first head, in bytes of the pool.
-  __device__ __forceinline__ i64 key(const AttendParams& p, const Token& token) const {
-    return (token.record() * 2 * p.heads + head) * (HEAD_DIM * ELEMENT_BYTES);
-  }
+  __device__ __forceinline__ Token token(i32 i) const { return Token(slots, selected, tokens, i); }
 };
 
-// The parts of a unit's thread blocks meet, and the result is written.
-template <i32 THREADS>
-__device__ __forceinline__ void finish(const AttendParams& p, const Place& place, Part<GROUP_SIZE, HEAD_DIM>& own) {
-  const i32 units = gridDim.x / p.splits, groups = p.splits / CLUSTER;
-  float* sums = p.partial + (i64)place.unit * groups * GROUP_SIZE * HEAD_DIM;
-  float2* stats = (float2*)(p.partial + (i64)units * groups * GROUP_SIZE * HEAD_DIM);
-  stats += (i64)place.unit * p.splits * GROUP_SIZE;
-  u32* arrived = p.arrived + place.unit * CLUSTER;
-  merge_blocks<GROUP_SIZE, HEAD_DIM, THREADS>(own, sums, stats, arrived, p.splits,
-      [&](i32 row, i32 dim, const Merged& merged) {
-        store_4(p.out, place.query + row * HEAD_DIM + dim, merged.mean());
-      });
+// The key of a token's `head`, in bytes of the pool.
+__device__ __forceinline__ i64 key_of(const AttendParams& p, const Token& token, i32 head) {
+  return (token.record() * 2 * p.heads + head) * (HEAD_DIM * ELEMENT_BYTES);
+}
+
+// Of a unit's first query head, in elements.
+__device__ __forceinline__ i64 query_of(i32 unit) { return (i64)unit * GROUP_SIZE * HEAD_DIM; }
+
+// The warps' parts of an item meet, then those of the unit's items, and the result is written.
+template <i32 PARTS, i32 THREADS>
+__device__ __forceinline__ void finish(const AttendParams& p, i32 item, const Part<GROUP_SIZE, HEAD_DIM>* parts) {
+  const i32 unit = item / p.splits, split = item % p.splits;
+  const i64 first = (i64)unit * p.splits * GROUP_SIZE;
+  const Meeting<GROUP_SIZE, HEAD_DIM> meeting = {p.sums + first * HEAD_DIM, p.stats + first, p.arrived + unit, p.splits};
+  const auto write = [&](i32 row, i32 dim, const Merged& merged) {
+    store_4(p.out, query_of(unit) + row * HEAD_DIM + dim, merged.mean());
+  };
+  merge_warps<PARTS, GROUP_SIZE, HEAD_DIM, THREADS>(parts, [&](i32 row, i32 dim, const Merged& merged) {
+    if (p.splits == 1) write(row, dim, merged);
+    else meeting.put(split, row, dim, merged);
+  });
+  if (p.splits > 1) meeting.template close<THREADS>(0, GROUP_SIZE * HEAD_DIM, write);
 }

@@ -1,0 +1,184 @@
+"""Decode attention over latent records (MLA) on the GPU: shapes checked, a variant chosen, one launch.
+
+The twin in kernels/attend_latent.py is the definition.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from services.decoder.kernels.gpu.kernel import Kernel
+
+_ELEMENTS = {torch.bfloat16: 1, torch.float16: 2}
+
+
+class AttendLatentParams(ctypes.Structure):
+    """As attend_latent.cu's struct, field by field."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in (
+            "query", "pool", "slots", "selected", "length", "real_rows", "out", "sums", "stats", "arrived",
+        )),
+        ("scaling", ctypes.c_float),
+        *((name, ctypes.c_int32) for name in ("top_k", "heads", "splits")),
+    ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class AttendLatentShape:
+    """What a variant is compiled for."""
+
+    latent: int
+    roped: int
+    head_tile: int  # heads of one thread block: 16, 32 or 64
+    block_tokens: int
+    dtype: torch.dtype
+    cluster: int  # thread blocks whose parts meet in shared memory; 1 before sm_90
+    warps: int
+    tokens: int  # that pass through shared memory together
+    depth: int  # times as many are under way
+    head_warps: int  # the scores' split over warps: by heads,
+    slices: int  # by a record's length, and by tokens
+    split_tokens: int
+
+    @classmethod
+    def fitting(
+        cls, latent: int, roped: int, heads: int, block_tokens: int, dtype: torch.dtype, cluster: int
+    ) -> AttendLatentShape:
+        """The variant for so many query heads (docs/log.md has what was tried)."""
+        record = (latent, roped)
+        if heads <= 16:
+            return cls(*record, 16, block_tokens, dtype, cluster, 4, 32, 1, 1, 4, 64)
+        if heads <= 32:
+            return cls(*record, 32, block_tokens, dtype, cluster, 8, 32, 2, 2, 4, 64)
+        return cls(*record, 64, block_tokens, dtype, cluster, 8, 32, 3, 2, 4, 128)
+
+    def splits(self, top_k: int) -> int:
+        """Into how many parts each row's blocks are cut; of the chosen tokens alone, as attend.py says."""
+        return self.cluster * max(1, top_k * self.block_tokens // (self.split_tokens * self.cluster))
+
+    @property
+    def defines(self) -> dict[str, int]:
+        """The constants that attend_latent.cu's head asks for."""
+        return {
+            "LATENT": self.latent,
+            "ROPED": self.roped,
+            "HEAD_TILE": self.head_tile,
+            "BLOCK_TOKENS": self.block_tokens,
+            "ELEMENT": _ELEMENTS[self.dtype],
+            "TOKENS": self.tokens,
+            "DEPTH": self.depth,
+            "WARPS": self.warps,
+            "HEAD_WARPS": self.head_warps,
+            "SLICES": self.slices,
+            "CLUSTER": self.cluster,
+        }
+
+    @property
+    def shared_bytes(self) -> int:
+        """The source's struct Shared."""
+        record = (self.latent + self.roped) * 2 + 16
+        scores = self.slices * self.head_tile * (self.tokens + 4) * 4
+        weights = self.head_tile * (self.tokens * 2 + 16)
+        chunks = self.depth * self.tokens * (record + 1)
+        return self.head_tile * record + chunks + scores + weights + self.head_tile * 12
+
+    @cached_property
+    def kernel(self) -> Kernel:
+        """Compiled and loaded at first use."""
+        return Kernel(
+            "attend_latent",
+            self.defines,
+            threads=32 * self.warps,
+            cluster=self.cluster,
+            shared_bytes=self.shared_bytes,
+            overlaps=True,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class AttendLatentCall:
+    """One layer's launch. Index tensors are int32; everything lies on the device."""
+
+    query: Tensor  # [rows, heads, latent + roped]
+    pool: Tensor  # [pool slots, block_tokens, latent + roped]
+    slots: Tensor  # [rows, top_k], -1 = none
+    selected: Tensor  # [rows, top_k], -1 = none
+    length: Tensor  # [rows]
+    real_rows: Tensor  # [1]
+    out: Tensor  # [rows, heads, latent]
+    partial: Tensor  # float32 workspace, at least `workspace` elements
+    arrived: Tensor  # at least `arrivals` elements, zero
+    scaling: float
+    splits: int  # parts of a row's blocks, a multiple of the shape's cluster; the result depends on it
+
+    @staticmethod
+    def units(shape: AttendLatentShape, rows: int, heads: int) -> int:
+        """Groups of heads that thread blocks serve."""
+        return rows * -(-heads // shape.head_tile)
+
+    @classmethod
+    def workspace(cls, shape: AttendLatentShape, rows: int, heads: int, splits: int) -> int:
+        """Elements of `partial`."""
+        parts = cls.units(shape, rows, heads) * splits * shape.head_tile
+        return parts // shape.cluster * shape.latent + parts * 2
+
+    @classmethod
+    def arrivals(cls, shape: AttendLatentShape, rows: int, heads: int) -> int:
+        """Elements of `arrived`."""
+        return cls.units(shape, rows, heads) * shape.cluster
+
+    def launch(self, shape: AttendLatentShape) -> None:
+        """Launch on torch's current stream."""
+        rows, heads = self.query.shape[:2]
+        blocks = self.units(shape, rows, heads) * self.splits
+        sums = blocks // shape.cluster * shape.head_tile * shape.latent
+        parameters = AttendLatentParams(
+            query=self.query.data_ptr(),
+            pool=self.pool.data_ptr(),
+            slots=self.slots.data_ptr(),
+            selected=self.selected.data_ptr(),
+            length=self.length.data_ptr(),
+            real_rows=self.real_rows.data_ptr(),
+            out=self.out.data_ptr(),
+            sums=self.partial.data_ptr(),
+            stats=self.partial.data_ptr() + sums * 4,
+            arrived=self.arrived.data_ptr(),
+            scaling=self.scaling,
+            top_k=self.slots.shape[1],
+            heads=heads,
+            splits=self.splits,
+        )
+        shape.kernel.launch(blocks, parameters)
+
+    def check(self, shape: AttendLatentShape) -> None:
+        """Refuse what the kernel would read wrongly; once, before the first launch.
+
+        Raises:
+            ValueError: a shape, dtype or layout that is off, by name.
+        """
+        rows, heads = self.query.shape[:2]
+        record = shape.latent + shape.roped
+        if self.pool.shape[1:] != (shape.block_tokens, record):
+            raise ValueError(f"pool must be [slots, {shape.block_tokens}, {record}]")
+        if self.query.shape[2] != record or self.out.shape != (rows, heads, shape.latent):
+            raise ValueError(f"query must be [rows, heads, {record}], out [rows, heads, {shape.latent}]")
+        for name in ("query", "pool", "out"):
+            if getattr(self, name).dtype != shape.dtype or not getattr(self, name).is_contiguous():
+                raise ValueError(f"{name} must be contiguous {shape.dtype}")
+        for name in ("slots", "selected", "length", "real_rows", "arrived"):
+            if getattr(self, name).dtype != torch.int32 or not getattr(self, name).is_contiguous():
+                raise ValueError(f"{name} must be contiguous int32")
+        if self.slots.shape[0] != rows or self.slots.shape != self.selected.shape:
+            raise ValueError(f"slots and selected must both be [{rows}, top_k]")
+        if self.splits < 1 or self.splits % shape.cluster:
+            raise ValueError(f"splits must be a multiple of the cluster's {shape.cluster} thread blocks")
+        if self.partial.numel() < self.workspace(shape, rows, heads, self.splits):
+            raise ValueError("partial is too small for this many rows, heads and splits")
+        if self.arrived.numel() < self.arrivals(shape, rows, heads):
+            raise ValueError("arrived is too small for this many rows and heads")
