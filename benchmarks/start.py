@@ -2,7 +2,7 @@
 
     python -m benchmarks.start [--arena-bytes 48GiB] [--arena-dir DIR]
 
-Real processes: kvstore, then an engine with a tiny random model, spoken to over its socket as the front does.
+Real processes: kvstore, then an engine with a small random model, asked over its socket as the front does.
 Without `--arena-dir` a tmpfs is mounted for the cases, which takes root. They differ in huge pages or 4 KiB
 ones, and in whether the arena's file is new or in memory already. The very first start, with a tiny arena, is
 told apart: it also compiles the kernels.
@@ -27,15 +27,17 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import torch
 from hotset.v1 import engine_pb2 as pb
 from hotset.v1 import engine_pb2_grpc as pb_grpc
 
 from benchmarks import report
+from benchmarks.synthetic import synthetic_config, write_checkpoint
 from services.contract.byte_size import format_bytes, parse_bytes
 from services.contract.channel import CLIENT_OPTIONS
 
 _ENV = {key: value for key, value in os.environ.items() if not key.startswith("HOTSET_")}
-_SMALL_BYTES = 64 * 2**20
+_SMALL_BYTES = 256 * 2**20
 _PATIENCE_SECONDS = 120.0
 _POLL_SECONDS = 0.01
 _STAGES = (
@@ -197,24 +199,8 @@ def taken(directory: Path) -> Iterator[Path]:
 
 
 def write_model(path: Path) -> Path:
-    """A tiny random checkpoint: the start without the reading of weights."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    config = AutoConfig.for_model(
-        "qwen3",
-        vocab_size=1024,
-        hidden_size=512,
-        intermediate_size=1024,
-        num_hidden_layers=4,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        head_dim=128,
-        max_position_embeddings=4096,
-        eos_token_id=2,
-    )
-    make: Any = AutoModelForCausalLM.from_config  # transformers leaves it untyped
-    make(config, dtype=torch.bfloat16).save_pretrained(path)
+    """A checkpoint of real shapes and four layers: the start without the reading of many weights."""
+    write_checkpoint(synthetic_config("qwen3-0.6b", layers=4), path, path, torch.device("cpu"))
     return path
 
 
@@ -237,6 +223,7 @@ def main() -> None:
     if wanted.arena_dir:
         groups = (groups[0], tuple(Case(case.name[12:], "as mounted", size, case.keep) for case in groups[1]))
     rows: list[Mapping[str, Any]] = []
+    gpu = report.gpu() if wanted.device != "cpu" else {}
     with tempfile.TemporaryDirectory() as checkpoint:
         model = write_model(Path(checkpoint))
         for cases in groups:
@@ -248,8 +235,8 @@ def main() -> None:
                     row = start(case, directory, model, wanted.device)
                     print(json.dumps(row), flush=True)
                     rows.append(row)
-    gpu = report.gpu() if wanted.device != "cpu" else {}
-    print(f"results in {report.write('start', {**gpu, 'rows': rows})}")
+                    path = report.write("start", {**gpu, "rows": rows})
+    print(f"results in {path}")
     whole = next(row for row in rows if row["arena_bytes"] == size)
     print(f"start_seconds={whole['total_s']:.2f} s   with {format_bytes(size)} ({whole['case']})")
 
