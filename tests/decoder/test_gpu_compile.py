@@ -14,8 +14,8 @@ from services.decoder.kernels.gpu.attend_latent import AttendLatentShape
 from services.decoder.kernels.gpu.compile import compile_kernel
 from services.decoder.kernels.gpu.locate import LocateShape
 from services.decoder.kernels.gpu.resolve import ResolveShape
-from services.decoder.kernels.gpu.select import SelectShape
 from services.decoder.kernels.gpu.sample import SampleShape
+from services.decoder.kernels.gpu.select import SelectShape
 
 CLUSTERS = {"sm_80": (1,), "sm_90": (1, 8), "sm_100": (1, 8)}  # before sm_90 there are no clusters
 
