@@ -197,6 +197,36 @@ def test_directories_that_cannot_be(shm: Path) -> None:
             Arena.open(shm / "closed", ARENA_BYTES)
 
 
+@pytest.mark.parametrize(
+    ("options", "switch", "huge"),
+    [
+        ("rw,size=8k", "always within_size advise [never] deny force", "never"),
+        ("rw,size=8k,huge=advise", "always within_size advise [never] deny force", "advise"),
+        ("rw,huge=within_size,size=8k", "always within_size [advise] never deny force", "within_size"),
+        ("rw,huge=always", "always within_size advise never [deny] force", "never"),
+        ("rw", "always within_size advise never deny [force]", "always"),
+        ("rw,huge=advise", None, "never"),
+    ],
+)
+def test_what_a_mount_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: str, switch: str | None, huge: str
+) -> None:
+    device = tmp_path.stat().st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    listed, enabled = tmp_path / "mountinfo", tmp_path / "shmem_enabled"
+    listed.write_text(
+        "24 27 0:9999 / /dev rw,relatime - devtmpfs devtmpfs rw,huge=always\n"
+        rf"25 24 {number} / /mnt/a\040b rw,relatime shared:3 - tmpfs tmpfs {options}" + "\n"
+    )
+    if switch is not None:
+        enabled.write_text(switch + "\n")
+    monkeypatch.setattr("services.contract.mount._MOUNTS", listed)
+    monkeypatch.setattr("services.contract.mount._SHMEM_ENABLED", enabled)
+    found = mount_of(tmp_path)
+    assert (found.file_system, found.point, found.huge) == ("tmpfs", Path("/mnt/a b"), huge)
+    assert found.allows_huge == (huge != "never")
+
+
 def test_the_mount_of_a_path() -> None:
     assert mount_of(Path("/dev/shm")).file_system == "tmpfs"
     assert mount_of(Path("/proc")).file_system == "proc"
