@@ -13,6 +13,15 @@ __device__ __forceinline__ u32 pack(float low, float high) {
   return both;
 }
 
+__device__ __forceinline__ float2 unpack(u32 both) {
+  if (ELEMENT == 1) return make_float2(__uint_as_float(both << 16), __uint_as_float(both & 0xffff0000u));
+  float2 wide;
+  asm("{.reg .b16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h;}"
+      : "=f"(wide.x), "=f"(wide.y)
+      : "r"(both));
+  return wide;
+}
+
 // Four neighbours, of which `at` (counted in elements) is the first; `at` is a multiple of 4.
 __device__ __forceinline__ void store_4(void* tensor, i64 at, const float4& values) {
   if (ELEMENT == 0) *(float4*)((float*)tensor + at) = values;
