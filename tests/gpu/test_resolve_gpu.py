@@ -1,21 +1,29 @@
-"""resolve.cu against its twin: slots, tables, order, counters and bytes, over random histories."""
+"""resolve.cu against its twin: slots, tables, order, counters, plan and bytes, over random histories."""
 
 from __future__ import annotations
 
 import mmap
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import pytest
 import torch
+from torch import Tensor
 
+from services.decoder.kernels.counter import Counter
 from services.decoder.kernels.gpu.host_memory import RegisteredMemory
 from services.decoder.kernels.gpu.resolve import ResolveCall, ResolveShape
-from services.decoder.kernels.lanes import capacity_of, clear, empty_tables, grow, shrink
+from services.decoder.kernels.lanes import capacity_of, empty_tables, grow, shrink
 from services.decoder.kernels.lru import LaneTables
-from services.decoder.kernels.resolve import Counter, ResolveParams, resolve
+from services.decoder.kernels.replay import MissPlan, plan_of
+from services.decoder.kernels.resolve import resolve
+from services.decoder.kernels.step_kernels import LayerStore
 
 pytestmark = pytest.mark.gpu
+
+TABLES = ("block_to_slot", "slot_to_block", "order", "resident", "pool_slot")
+PADDING = 2
 
 
 @dataclass(frozen=True)
@@ -29,49 +37,59 @@ class Case:
     max_blocks: int
     cluster: int
     steps: int
+    sweep: bool = False
 
 
 CASES = [
-    Case(1152, 64, 1, 3, 48, 64, 400, 1, 300),
-    Case(1152, 64, 1, 3, 48, 64, 400, 8, 300),
-    Case(656, 64, 1, 5, 33, 34, 300, 2, 300),
-    Case(256, 4, 3, 7, 16, 17, 120, 4, 300),
-    Case(512, 4, 8, 4, 128, 256, 700, 1, 150),
-    Case(4096, 1, 3, 2, 20, 40, 90, 8, 200),
-    Case(8192, 4, 8, 2, 24, 48, 100, 2, 150),
-    Case(65536, 1, 1, 2, 6, 9, 40, 4, 150),
-    Case(1152, 64, 1, 2, 2048, 4096, 9000, 8, 40),
-    Case(1152, 64, 1, 2, 2048, 2049, 9000, 1, 40),
-    Case(1152, 64, 1, 1, 2048, 8192, 20000, 8, 40),
-    Case(16, 64, 1, 200, 8, 12, 60, 1, 100),
-    Case(16, 64, 3, 40, 600, 700, 1500, 2, 40),
+    Case(1152, 64, 1, 3, 48, 64, 400, 1, 400),
+    Case(1152, 64, 1, 3, 48, 64, 400, 8, 400),
+    Case(1152, 64, 1, 3, 300, 340, 1500, 1, 200, sweep=True),
+    Case(1152, 64, 1, 3, 300, 340, 1500, 4, 200, sweep=True),
+    Case(656, 64, 1, 5, 33, 34, 300, 2, 400),
+    Case(256, 4, 3, 7, 16, 17, 120, 4, 400),
+    Case(512, 4, 8, 4, 128, 256, 700, 1, 250, sweep=True),
+    Case(512, 1, 8, 25, 24, 40, 90, 8, 250),
+    Case(4096, 1, 3, 2, 20, 40, 90, 8, 300),
+    Case(8192, 4, 8, 2, 24, 48, 100, 2, 250),
+    Case(8192, 4, 8, 3, 128, 160, 400, 8, 150),
+    Case(65536, 1, 1, 2, 6, 9, 40, 4, 250),
+    Case(1152, 64, 1, 2, 2048, 4096, 9000, 8, 80),
+    Case(1152, 64, 1, 2, 2048, 2049, 9000, 1, 60, sweep=True),
+    Case(1152, 64, 1, 1, 2048, 8192, 20000, 2, 60, sweep=True),
+    Case(16, 64, 1, 1, 64, 70_000, 80_000, 8, 40),
+    Case(16, 64, 1, 200, 8, 12, 60, 1, 250),
+    Case(16, 64, 3, 40, 600, 700, 1500, 2, 60, sweep=True),
+    Case(16, 64, 8, 200, 16, 24, 40, 1, 100),
 ]
 
 
-def to_gpu(tables: LaneTables) -> LaneTables:
-    return LaneTables(
-        tables.block_to_slot.cuda(),
-        tables.slot_to_block.cuda(),
-        tables.order.cuda(),
-        tables.resident.cuda(),
-        tables.pool_slot.cuda(),
-    )
+class Step(NamedTuple):
+    """Of the n lanes of a step."""
+
+    selected: Tensor  # [n, top_k] int64
+    opened: Tensor  # [n, 1] int64
+    home: Tensor  # [n, blocks] int64, where each block lies in the arena
+
+
+def copied(tables: LaneTables) -> LaneTables:
+    return LaneTables(*(getattr(tables, name).clone() for name in TABLES))
 
 
 class Rig:
-    """The same lanes twice: the twin's on the CPU, the kernel's on the GPU."""
+    """The same lanes twice, both on the GPU: the twin's and the kernel's."""
 
-    def __init__(self, case: Case, padding: int) -> None:
-        self.case = case
-        chance = self.chance = random.Random(str(case))
+    def __init__(self, case: Case, disturbed: bool = True) -> None:
+        self.case, self.disturbed = case, disturbed
+        self.chance = random.Random(str(case))
+        self.generator = torch.Generator(device="cuda").manual_seed(self.chance.randrange(2**31))
         lanes = case.rows * case.groups
-        self.cpu = empty_tables(lanes, case.max_blocks, case.capacity, torch.device("cpu"))
+        tables = empty_tables(lanes, case.max_blocks, case.capacity, torch.device("cpu"))
         self.free = list(range(lanes * case.capacity))
-        chance.shuffle(self.free)
+        self.chance.shuffle(self.free)
         for lane in range(lanes):
-            low = case.top_k + 1
-            grow(self.cpu, lane, [self.free.pop() for _ in range(chance.randint(low, case.capacity))])
-        self.gpu = to_gpu(self.cpu)
+            owned = self.chance.choice([case.capacity, self.chance.randint(case.top_k + 1, case.capacity)])
+            grow(tables, lane, [self.free.pop() for _ in range(owned)])
+        self.gpu = LaneTables(*(getattr(tables, name).cuda() for name in TABLES))
         pages = -(-case.max_blocks // case.blocks_per_page)
         host_pages = pages + 3  # shared between rows, as prefixes are
         blocks = host_pages * case.groups * case.blocks_per_page
@@ -81,107 +99,218 @@ class Rig:
         self.arena.random_(generator=torch.Generator().manual_seed(1))
         self.arena = self.arena.view(blocks, case.block_bytes // 4)
         self.registered = RegisteredMemory(self.arena.data_ptr(), size)
-        self.host_pages = torch.stack([torch.randperm(host_pages)[:pages] for _ in range(case.rows)]).int()
-        self.cpu_pool = torch.zeros(lanes * case.capacity, case.block_bytes // 4, dtype=torch.int32)
-        self.gpu_pool = self.cpu_pool.cuda()
-        self.cpu_counters = torch.zeros(len(Counter), dtype=torch.int64)
-        self.batch_rows = case.rows + padding
-        batch_lanes = self.batch_rows * case.groups
-        self.newest = [chance.randint(0, case.max_blocks // 2) for _ in range(case.rows)]
-
-        def gpu(*shape: int) -> torch.Tensor:
-            return torch.zeros(*shape, dtype=torch.int32, device="cuda")
-
+        self.host_pages = torch.stack([torch.randperm(host_pages)[:pages] for _ in range(case.rows)]).cuda()
+        pool = self.gpu_tensor(lanes * case.capacity, case.block_bytes // 4)
+        counters = torch.zeros(len(Counter), dtype=torch.int64, device="cuda")
+        self.twin = LayerStore(copied(self.gpu), pool, self.arena.cuda(), counters)
+        batch_rows = case.rows + PADDING
+        batch_lanes = batch_rows * case.groups
+        # Some rows begin empty, some around a full buffer, some anywhere.
+        around = [0, case.capacity - 1, case.capacity, case.capacity + 1, case.max_blocks // 2]
+        self.newest = [min(case.max_blocks - 1, self.chance.choice(around)) for _ in range(case.rows)]
+        self.differs = torch.zeros(len(TABLES) + 5, dtype=torch.bool, device="cuda")
         self.call = ResolveCall(
             tables=self.gpu,
-            selected=gpu(batch_lanes, case.top_k),
-            open_block=gpu(self.batch_rows),
-            seats=gpu(self.batch_rows),
-            real_rows=gpu(1),
-            host_pages=self.host_pages.cuda(),
+            selected=self.gpu_tensor(batch_lanes, case.top_k),
+            open_block=self.gpu_tensor(batch_rows),
+            seats=self.gpu_tensor(batch_rows),
+            real_rows=self.gpu_tensor(1),
+            host_pages=self.host_pages.int(),
             arena_pointer=self.registered.device_address,
-            pool=self.gpu_pool,
-            counters=torch.zeros(6, dtype=torch.int64, device="cuda"),
-            slots=gpu(batch_lanes, case.top_k),
-            open_slot=gpu(batch_lanes),
+            pool=pool.clone(),
+            counters=counters.clone(),
+            slots=self.gpu_tensor(batch_lanes, case.top_k),
+            open_slot=self.gpu_tensor(batch_lanes),
             groups=case.groups,
             blocks_per_page=case.blocks_per_page,
+            waited_until=torch.zeros(1, dtype=torch.int64, device="cuda"),
+            plan=MissPlan(
+                self.gpu_tensor(batch_lanes, case.top_k),
+                self.gpu_tensor(batch_lanes, case.top_k),
+                self.gpu_tensor(batch_lanes),
+            ),
         )
-        self.shape = ResolveShape(case.block_bytes, case.top_k, case.capacity, case.cluster)
+        self.shape = ResolveShape(
+            case.block_bytes, case.top_k, case.capacity, case.cluster, copy_threads=128, sweep=case.sweep
+        )
         self.call.check(self.shape)
 
-    def selection(self, row: int) -> list[int]:
-        """Few or many misses, repetitions and gaps, from a window that moves."""
-        newest, chance = self.newest[row], self.chance
-        low = chance.choice([0, 0, max(0, newest - 2 * self.case.top_k)])
-        picks = [chance.randint(low, newest) for _ in range(self.case.top_k)]
-        for _ in range(chance.choice([0, 0, 1, self.case.top_k // 3])):
-            picks[chance.randrange(len(picks))] = -1
-        return picks
+    def close(self) -> None:
+        torch.cuda.synchronize()
+        self.registered.close()
 
-    def step(self) -> None:
+    @staticmethod
+    def gpu_tensor(*shape: int) -> Tensor:
+        return torch.zeros(*shape, dtype=torch.int32, device="cuda")
+
+    def rand(self, *shape: int) -> Tensor:
+        return torch.rand(*shape, device="cuda", generator=self.generator)
+
+    def selection(self, lanes: Tensor, opened: Tensor) -> Tensor:
+        """Lane by lane: anything, only what is there, only what is missing, nothing; repetitions, holes.
+
+        Args:
+            lanes: [n].
+            opened: [n] each lane's newest block.
+        """
+        case, n = self.case, lanes.shape[0]
+        block = torch.arange(case.max_blocks, device="cuda")
+        known = self.twin.tables.block_to_slot[lanes] >= 0
+        kind = self.rand(n, 1)
+        keys = self.rand(n, case.max_blocks)
+        barred = block > opened.unsqueeze(1)
+        barred |= (kind < 0.15) & ~known
+        barred |= (kind > 0.85) & known
+        barred |= (
+            (kind > 0.2) & (kind < 0.5) & (block < opened.unsqueeze(1) - 2 * case.top_k)
+        )  # a window that moves
+        best = keys.masked_fill_(barred, -1).topk(min(case.top_k, case.max_blocks), dim=1)
+        picks = torch.full((n, case.top_k), -1, device="cuda")
+        picks[:, : best.indices.shape[1]] = best.indices.masked_fill(best.values < 0, -1)
+        columns = torch.randint(case.top_k, picks.shape, device="cuda", generator=self.generator)
+        picks = torch.where(self.rand(n, 1) < 0.3, picks.gather(1, columns), picks)  # repetitions
+        holes = (self.rand(n, 1) < 0.3) & (self.rand(*picks.shape) < 0.4) | (self.rand(n, 1) < 0.04)
+        return picks.masked_fill(holes, -1)
+
+    def step(self) -> Step:
         case, chance = self.case, self.chance
         rows = [row for row in range(case.rows) if chance.random() < 0.8] or [0]
         chance.shuffle(rows)
         for row in rows:
-            self.newest[row] = min(case.max_blocks - 1, self.newest[row] + (chance.random() < 0.4))
-        picks = [self.selection(row) for row in rows for _ in range(case.groups)]
-        opened = [self.newest[row] for row in rows]
-        call, real = self.call, len(rows) * case.groups
-        call.slots.fill_(-7)
-        call.open_slot.fill_(-7)
-        call.selected[:real] = torch.tensor(picks, dtype=torch.int32)
-        call.open_block[: len(rows)] = torch.tensor(opened, dtype=torch.int32)
-        call.seats[: len(rows)] = torch.tensor(rows, dtype=torch.int32)
+            self.newest[row] = min(case.max_blocks - 1, self.newest[row] + (chance.random() < 0.6))
+        seats = torch.tensor(rows, device="cuda")
+        opened = torch.tensor([self.newest[row] for row in rows], device="cuda")
+        lanes = (seats.unsqueeze(1) * case.groups + torch.arange(case.groups, device="cuda")).flatten()
+        lane_open = opened.repeat_interleave(case.groups)
+        picks = self.selection(lanes, lane_open)
+        if self.disturbed and chance.random() < 0.1:  # another process writes to the arena between steps
+            torch.cuda.synchronize()
+            self.arena[chance.randrange(self.arena.shape[0])] ^= 0x5A5A
+            self.twin.arena.copy_(self.arena)
+
+        call, real = self.call, len(lanes)
+        plan = call.plan
+        assert plan is not None
+        for out in (call.slots, call.open_slot, plan.source, plan.target, plan.count):
+            out.fill_(-7)
+        call.selected[:real] = picks
+        call.open_block[: len(rows)] = opened
+        call.seats[: len(rows)] = seats
         call.real_rows.fill_(len(rows))
         call.launch(self.shape)
 
-        lanes = torch.tensor([row * case.groups + group for row in rows for group in range(case.groups)])
-        pages = self.host_pages[rows].long()
-        block = torch.arange(case.max_blocks)
-        page = pages[:, block // case.blocks_per_page].unsqueeze(1)
-        group = torch.arange(case.groups).view(1, -1, 1)
-        home = (page * case.groups + group) * case.blocks_per_page + block % case.blocks_per_page
-        params = ResolveParams(self.cpu, self.cpu_pool, self.arena, self.cpu_counters)
-        lane_open = torch.tensor(opened).repeat_interleave(case.groups)
-        selected = torch.tensor(picks, dtype=torch.int32)
-        expected = resolve(params, lanes, selected, lane_open, home.flatten(0, 1))
-        assert torch.equal(call.slots[:real].cpu(), expected.slots)
-        assert torch.equal(call.open_slot[:real].cpu(), expected.open_slot)
-        assert bool((call.slots[real:] == -1).all())
-        assert bool((call.open_slot[real:] == -1).all())
-        for name in ("block_to_slot", "slot_to_block", "order", "resident"):
-            ours, theirs = getattr(self.gpu, name).cpu(), getattr(self.cpu, name)
-            assert torch.equal(ours, theirs), f"{name} differs"
+        block = torch.arange(case.max_blocks, device="cuda")
+        page = self.host_pages[seats][:, block // case.blocks_per_page].unsqueeze(1)
+        group = torch.arange(case.groups, device="cuda").view(1, -1, 1)
+        home = ((page * case.groups + group) * case.blocks_per_page + block % case.blocks_per_page).flatten(
+            0, 1
+        )
+        expected = resolve(self.twin, lanes, picks.int(), lane_open, home)
+        wanted = plan_of(expected, home)
+        planned = torch.arange(case.top_k, device="cuda") < wanted.count.unsqueeze(1)
+        pairs: list[tuple[Tensor, Tensor | int]] = [
+            *((getattr(self.gpu, name), getattr(self.twin.tables, name)) for name in TABLES),
+            (call.slots, self.padded(expected.slots, -1)),
+            (call.open_slot, self.padded(expected.open_slot, -1)),
+            (plan.count, self.padded(wanted.count, 0)),
+            (plan.source, self.padded(wanted.source.masked_fill(~planned, -7), -7)),
+            (plan.target, self.padded(wanted.target.masked_fill(~planned, -7), -7)),
+        ]
+        self.differs |= torch.stack([(ours != theirs).any() for ours, theirs in pairs])
+        return Step(picks, lane_open.unsqueeze(1), home)
+
+    def padded(self, real: Tensor, value: int) -> Tensor:
+        """As many rows as the batch has; those that are padding hold `value`."""
+        lanes = self.call.slots.shape[0]
+        return torch.cat([real, real.new_full((lanes - real.shape[0], *real.shape[1:]), value)])
+
+    def agree(self) -> None:
+        """No step since the last look has differed."""
+        names = (*TABLES, "slots", "open_slot", "plan.count", "plan.source", "plan.target")
+        assert not [name for name, bad in zip(names, self.differs.tolist(), strict=True) if bad]
 
     def resize(self) -> None:
-        """A lane grows, shrinks or is cleared, on both sides."""
-        case, chance = self.case, self.chance
+        """A lane grows, shrinks or loses everything, on both sides."""
+        case, chance, tables = self.case, self.chance, self.twin.tables
         lane = chance.randrange(case.rows * case.groups)
         wanted = chance.randint(case.top_k + 1, case.capacity)
         if chance.random() < 0.3:
-            self.free += clear(self.cpu, lane)
-        change = wanted - capacity_of(self.cpu, lane)
+            self.free += shrink(tables, lane, capacity_of(tables, lane))
+        change = wanted - capacity_of(tables, lane)
         if change > 0:
-            grow(self.cpu, lane, [self.free.pop() for _ in range(change)])
+            grow(tables, lane, [self.free.pop() for _ in range(change)])
         elif change < 0:
-            self.free += shrink(self.cpu, lane, -change)
-        for name in ("block_to_slot", "slot_to_block", "order", "resident", "pool_slot"):
-            getattr(self.gpu, name).copy_(getattr(self.cpu, name))
+            self.free += shrink(tables, lane, -change)
+        for name in TABLES:
+            getattr(self.gpu, name).copy_(getattr(tables, name))
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_kernel_equals_twin(case: Case) -> None:
-    rig = Rig(case, padding=2)
+    rig = Rig(case)
     try:
         for step in range(case.steps):
             rig.step()
-            if step % 7 == 3:
+            if step % 9 == 5:
                 rig.resize()
-        assert torch.equal(rig.gpu_pool.cpu(), rig.cpu_pool)
-        wanted = rig.cpu_counters[: Counter.NANOSECONDS].tolist()
+            if step % 20 == 0:
+                rig.agree()
+        rig.agree()
+        assert torch.equal(rig.call.pool, rig.twin.pool), "a hot slot holds other bytes"
+        wanted = rig.twin.counters[: Counter.NANOSECONDS].tolist()
         assert rig.call.counters[: Counter.NANOSECONDS].tolist() == wanted
         assert wanted[Counter.MISSES] > 0
+        assert wanted[Counter.EVICTIONS] > 0 or case.capacity > 50_000
+        assert int(rig.call.counters[Counter.NANOSECONDS]) > 0
     finally:
-        torch.cuda.synchronize()
-        rig.registered.close()
+        rig.close()
+
+
+def test_probe_moves_no_bytes_and_changes_nothing_else() -> None:
+    rig = Rig(replace(CASES[0], steps=50))
+    rig.shape = replace(rig.shape, skip_io=True)
+    try:
+        for _ in range(rig.case.steps):
+            rig.step()
+        rig.agree()
+        assert not bool(rig.call.pool.any())
+        assert bool(rig.twin.pool.any())
+    finally:
+        rig.close()
+
+
+def test_time_is_counted_once_however_many_lanes_wait() -> None:
+    rig = Rig(Case(1152, 64, 1, 60, 400, 450, 1500, 1, 30))
+    try:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        launched = 0.0
+        for _ in range(rig.case.steps):
+            rig.step()
+        before = int(rig.call.counters[Counter.NANOSECONDS])
+        for _ in range(5):  # everything missing: as many resolve launches as events
+            rig.call.selected.random_(0, 1500, generator=rig.generator)
+            begin.record()
+            rig.call.launch(rig.shape)
+            end.record()
+            torch.cuda.synchronize()
+            launched += begin.elapsed_time(end) * 1e6
+        counted = int(rig.call.counters[Counter.NANOSECONDS]) - before
+        assert 0.2 * launched < counted < 1.05 * launched
+    finally:
+        rig.close()
+
+
+def test_a_wrong_call_is_refused_by_name() -> None:
+    rig = Rig(CASES[0])
+    try:
+        with pytest.raises(ValueError, match="selected must be a contiguous int32"):
+            replace(rig.call, selected=rig.call.selected.long()).check(rig.shape)
+        with pytest.raises(ValueError, match="pool rows must be 656"):
+            rig.call.check(replace(rig.shape, block_bytes=656))
+        with pytest.raises(ValueError, match=r"selected and slots must be \[lanes, 47\]"):
+            rig.call.check(replace(rig.shape, top_k=47))
+        assert rig.call.plan is not None
+        with pytest.raises(ValueError, match=r"plan\.count"):
+            replace(rig.call, plan=replace(rig.call.plan, count=rig.call.plan.count[:1])).check(rig.shape)
+    finally:
+        rig.close()
