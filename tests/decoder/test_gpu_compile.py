@@ -12,8 +12,11 @@ from services.decoder.kernels.gpu.append import AppendShape
 from services.decoder.kernels.gpu.attend import AttendShape
 from services.decoder.kernels.gpu.attend_latent import AttendLatentShape
 from services.decoder.kernels.gpu.compile import compile_kernel
+from services.decoder.kernels.gpu.linear import LinearShape
 from services.decoder.kernels.gpu.locate import LocateShape
+from services.decoder.kernels.gpu.norm import NormShape
 from services.decoder.kernels.gpu.resolve import ResolveShape
+from services.decoder.kernels.gpu.rope import RopeShape
 from services.decoder.kernels.gpu.sample import SampleShape
 from services.decoder.kernels.gpu.select import SelectShape
 
@@ -88,6 +91,27 @@ def test_select_compiles(arch: str, head_dim: int, kv_heads: int, groups: int) -
             dtype=dtype,
         )
         assert compile_kernel("select", shape.defines, arch)[:4] == b"\x7fELF"
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("arch", CLUSTERS)
+def test_linear_compiles(arch: str, gated: bool) -> None:
+    for rows, cluster, m_tiles in ((8, 1, 3), (16, 2, 2), (32, 1, 4), (64, 8, 2)):
+        if cluster <= max(CLUSTERS[arch]):
+            bulk = arch != "sm_80"
+            shape = LinearShape.filling(
+                rows, gated, torch.bfloat16, cluster, cluster, m_tiles if bulk else 1, resident=1, bulk=bulk
+            )
+            assert compile_kernel("linear", shape.defines, arch)[:4] == b"\x7fELF"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("arch", CLUSTERS)
+def test_norm_and_rope_compile(arch: str, dtype: torch.dtype) -> None:
+    for size in (576, 4096, 16384):
+        assert compile_kernel("rms_norm", NormShape(size, dtype).defines, arch)[:4] == b"\x7fELF"
+    for head_dim in (64, 80, 96, 128, 256):
+        assert compile_kernel("rope", RopeShape(head_dim, dtype).defines, arch)[:4] == b"\x7fELF"
 
 
 def test_a_kernel_that_does_not_compile_says_why() -> None:

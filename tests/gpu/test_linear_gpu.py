@@ -93,7 +93,7 @@ def divisions(rows: int, gated: bool, dtype: torch.dtype) -> list[LinearShape]:
     return [
         wide,
         replace(wide, bulk=False),
-        replace(wide, slots=8),
+        replace(wide, slots=11),
         LinearShape.filling(padded, gated, dtype, 2, 2, 1, resident=1, ahead=8),
         LinearShape.filling(padded, gated, dtype, 4, 4, 2, resident=1),
         LinearShape.filling(padded, gated, dtype, 8, 8, 1, resident=1),

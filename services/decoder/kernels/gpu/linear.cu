@@ -49,8 +49,10 @@ constexpr i32 COLUMNS = 64;
 constexpr i32 N_TILES = ROWS / 8;
 constexpr i32 WEIGHT_BYTES = TILE * COLUMNS * 2, X_BYTES = ROWS * COLUMNS * 2, SLOT_BYTES = WEIGHT_BYTES + X_BYTES;
 constexpr i32 PITCH = TILE + 4;  // floats between rows of partial sums: no bank twice in a warp's store
-// Each slot belongs to one k: its warps see every round of it, so that a round's parity says which one it is.
-static_assert(SLOTS % K_WARPS == 0);
+// A barrier's parity says which round it is in only to who sees every round. So the barriers that say "full" go
+// round by a multiple of K_WARPS, each for one k's warps; those that say "free" go with the slots, as the producers do.
+constexpr i32 SIGNALS = (SLOTS + K_WARPS - 1) / K_WARPS * K_WARPS;
+static_assert(SLOTS >= K_WARPS);
 static_assert(K_WARPS * CLUSTER == CHAINS && OUTPUTS % (2 * CLUSTER) == 0 && WEIGHT_BOX % 8 == 0 && WEIGHT_BOX <= 256);
 
 #define BULK_COPIES (BULK && __CUDA_ARCH__ >= 900)
@@ -108,15 +110,24 @@ __device__ __forceinline__ void wait_for_cluster(u32 barrier, u32 parity) {
 }
 #endif
 
-// Ring bookkeeping: where box n lies, and which round of its slot it is.
-struct Place {
-  i32 slot = 0;
-  u32 round = 0;  // parity
+// A place that goes round a ring of SIZE, and the parity of its round.
+template <i32 SIZE>
+struct Cursor {
+  i32 at = 0;
+  u32 round = 0;
 
-  __device__ __forceinline__ void move(i32 boxes) {
-    slot += boxes;
-    if (slot >= SLOTS) slot -= SLOTS, round ^= 1;
+  __device__ __forceinline__ void move(i32 steps) {
+    at += steps;
+    if (at >= SIZE) at -= SIZE, round ^= 1;
   }
+};
+
+// Where a box lies, and which barrier says that it is full.
+struct Place {
+  Cursor<SLOTS> slot;
+  Cursor<SIGNALS> signal;
+
+  __device__ __forceinline__ void move(i32 boxes) { slot.move(boxes), signal.move(boxes); }
 };
 
 // A box of this thread block, in the order in which the ring takes them: no division on the producers' way.
@@ -203,7 +214,7 @@ __device__ __forceinline__ float2 sum_chains(u32 partial, i32 at) {
   return part[0];
 }
 
-__shared__ __align__(8) u64 full_barriers[SLOTS], free_barriers[SLOTS], written_barrier, taken_barrier;
+__shared__ __align__(8) u64 full_barriers[SIGNALS], free_barriers[SLOTS], written_barrier, taken_barrier;
 extern __shared__ unsigned char dynamic_shared[];  // ring [SLOTS][SLOT_BYTES] on a multiple of 1,024; partial sums
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) linear(const __grid_constant__ LinearParams p) {
@@ -217,10 +228,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) linear(const __g
   const u32 partial = ring + SLOTS * SLOT_BYTES;  // float [K_WARPS][ROWS][PITCH]
   const u32 full = shared_address(full_barriers), free = shared_address(free_barriers);
   if (threadIdx.x == 0) {
-    for (i32 slot = 0; slot < SLOTS; ++slot) {
-      init_barrier(full + slot * 8, BULK_COPIES ? 2 : 64);
-      init_barrier(free + slot * 8, M_WARPS);
-    }
+    for (i32 i = 0; i < SIGNALS; ++i) init_barrier(full + i * 8, BULK_COPIES ? 2 : 64);
+    for (i32 i = 0; i < SLOTS; ++i) init_barrier(free + i * 8, M_WARPS);
 #if CLUSTER > 1
     init_barrier(shared_address(&written_barrier), CLUSTER);
     init_barrier(shared_address(&taken_barrier), CLUSTER);
@@ -260,8 +269,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) linear(const __g
                          : "memory");
       }
 #endif
-      wait_for(free + place.slot * 8, place.round ^ 1);
-      const u32 to = ring + place.slot * SLOT_BYTES, barrier = full + place.slot * 8;
+      wait_for(free + place.slot.at * 8, place.slot.round ^ 1);
+      const u32 to = ring + place.slot.at * SLOT_BYTES, barrier = full + place.signal.at * 8;
       const i32 column = box.column(rank);
       announce(barrier, WEIGHT_BYTES);
       copy_box<WEIGHT_BOX>(to, barrier, p.weight_map, p.weight, box.row, column, weight_rows, p.depth, lane);
@@ -284,8 +293,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) linear(const __g
     Place place;
     Box box = first_box;
     for (i32 n = 0; n < boxes; ++n) {
-      wait_for(free + place.slot * 8, place.round ^ 1);
-      const u32 to = ring + place.slot * SLOT_BYTES + WEIGHT_BYTES, barrier = full + place.slot * 8;
+      wait_for(free + place.slot.at * 8, place.slot.round ^ 1);
+      const u32 to = ring + place.slot.at * SLOT_BYTES + WEIGHT_BYTES, barrier = full + place.signal.at * 8;
       announce(barrier, X_BYTES);
       copy_box<ROWS>(to, barrier, p.x_map, p.x, 0, box.column(rank), p.rows, p.depth, lane);
       conclude(barrier);
@@ -305,8 +314,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) linear(const __g
   for (i32 turn = 0; turn < own_tiles; ++turn) {
     float sum[M_TILES][N_TILES][4] = {};
     for (i32 group = 0; group < groups; ++group, place.move(K_WARPS)) {
-      wait_for(full + place.slot * 8, place.round);
-      const u32 slot = ring + place.slot * SLOT_BYTES;
+      wait_for(full + place.signal.at * 8, place.signal.round);
+      const u32 slot = ring + place.slot.at * SLOT_BYTES;
 #pragma unroll
       for (i32 half = 0; half < 2; ++half) {  // of the box's 64 columns
         u32 x[N_TILES][4];
@@ -323,7 +332,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) linear(const __g
           }
       }
       __syncwarp();
-      if (lane == 0) arrive(free + place.slot * 8);
+      if (lane == 0) arrive(free + place.slot.at * 8);
     }
 
     // All consumers meet before the partial sums of the tile before may be overwritten, and before they may be read.

@@ -16,10 +16,18 @@ from services.decoder.kernels.gpu.kernel import Kernel
 from services.decoder.kernels.gpu.norm import ELEMENTS
 from services.decoder.kernels.gpu.tensor_map import BYTES, COLUMNS, tensor_map
 
-MOST_ROWS = 64
+MOST_ROWS = 32  # with more, torch's products are faster (measured: docs/log.md)
 _CHAINS = 8  # parts of each sum, as linear.cu defines them
-_SHARED_BYTES = 232448  # of a thread block at most, from sm_90 on
-_HALF_SHARED = 112 * 1024  # of two thread blocks on one multiprocessor
+_SHARED_BYTES = 225 * 1024  # of a multiprocessor from sm_90 on, less what barriers and the launches take
+_SMALL_SHARED = 96 * 1024  # before sm_90
+_FULL = 0.9
+# By padded rows, best first: cluster, m_warps, m_tiles, resident. Wide tiles spare reads of x; with many rows
+# one thread block needs the shared memory that two could share (measured: docs/log.md).
+_DIVISIONS = {
+    8: ((1, 1, 3, 2), (1, 1, 2, 2), (1, 1, 1, 2)),
+    16: ((1, 1, 3, 2), (2, 2, 2, 2), (1, 1, 2, 2), (1, 1, 1, 2)),
+    32: ((1, 1, 4, 1), (2, 2, 3, 1), (2, 2, 2, 1), (1, 1, 2, 1), (1, 1, 1, 1)),
+}
 
 
 class LinearParams(ctypes.Structure):
@@ -53,17 +61,26 @@ class LinearShape:
     def fitting(
         cls, rows: int, features: int, depth: int, gated: bool, dtype: torch.dtype
     ) -> LinearShape | None:
-        """The variant for a product; None where torch is faster or no variant takes it."""
+        """The variant for a product; None where torch is faster or no variant takes it.
+
+        The first division in whose last round of tiles the device is nearly full, or else the fullest.
+        """
         if not 0 < rows <= MOST_ROWS or depth % 8 or features % 8:
             return None
         padded = max(8, 1 << (rows - 1).bit_length())
         if torch.cuda.get_device_capability()[0] < 9:
-            if padded > 32:
-                return None
             return cls.filling(padded, gated, dtype, 1, 1, 1, bulk=False)
-        if padded == 8:
-            return cls.filling(padded, gated, dtype, 1, 1, 2)
-        return cls.filling(padded, gated, dtype, 2, 2, 2, resident=1)
+        units = torch.cuda.get_device_properties().multi_processor_count
+        best, fullest = None, 0.0
+        for cluster, m_warps, m_tiles, resident in _DIVISIONS[padded]:
+            shape = cls.filling(padded, gated, dtype, cluster, m_warps, m_tiles, resident=resident)
+            tiles, at_once = -(-features // shape.outputs), units // cluster
+            full = tiles / (at_once * -(-tiles // at_once))
+            if full > fullest:
+                best, fullest = shape, full
+            if fullest >= _FULL:
+                break
+        return best
 
     @classmethod
     def filling(
@@ -80,9 +97,11 @@ class LinearShape:
         bulk: bool = True,
     ) -> LinearShape:
         """With as many slots as leave room for `resident` thread blocks on a multiprocessor."""
-        budget = _HALF_SHARED if resident == 2 else _SHARED_BYTES - 1024
+        budget = _SHARED_BYTES // resident
+        if not bulk:
+            budget = _SMALL_SHARED
         one = cls(rows, gated, dtype, cluster, m_warps, m_tiles, 0, ahead, resident, bulk)
-        slots = (budget - one.shared_bytes) // one.slot_bytes // one.k_warps * one.k_warps
+        slots = (budget - one.shared_bytes) // one.slot_bytes
         return replace(one, slots=slots)
 
     @property
@@ -148,12 +167,15 @@ class LinearShape:
             overlaps=True,
         )
 
-    def clusters(self, tiles: int) -> int:
-        """Clusters of a launch: as many as share the tiles evenly and still run at once."""
+    @cached_property
+    def at_once(self) -> int:
+        """Clusters that a launch may have, so that each has multiprocessors of its own where they fit."""
         most = torch.cuda.get_device_properties().multi_processor_count // self.cluster
-        if self.cluster > 1:
-            most = min(most, self.kernel.most_clusters())
-        return -(-tiles // -(-tiles // most))
+        return most if self.cluster == 1 else min(most, self.kernel.most_clusters())
+
+    def clusters(self, tiles: int) -> int:
+        """Clusters of a launch: as many as share the tiles evenly."""
+        return -(-tiles // -(-tiles // self.at_once))
 
 
 @dataclass(frozen=True, slots=True)
