@@ -20,18 +20,23 @@ from benchmarks.gather import gather_us
 from benchmarks.gpu_timing import GIB, Arena, copy_engine_gb_s
 from benchmarks.resolve_rig import Case, Rig
 
+BATCHES = (1, 2, 4, 8, 16, 32, 64)
+
+
+def dsa(capacity: int, batch: int, miss_rate: float, extent_gib: int, resident: bool = False) -> Case:
+    """DeepSeek's sparse attention: one lane a row, one token a block."""
+    return Case("dsa", 1152, 2048, 1, capacity, batch, miss_rate, extent_gib, resident)
+
 
 def cases(quick: bool) -> list[Case]:
     """The table's lines."""
-    batches = (1, 4, 16, 64) if quick else (1, 2, 4, 8, 16, 32, 64)
+    batches = (1, 4, 16, 64) if quick else BATCHES
     rates = (0.0, 0.134) if quick else (0.0, 0.067, 0.134, 0.3)
-    lines = [Case("dsa", 1152, 2048, 1, 4096, b, rate, 1) for rate in rates for b in batches]
-    lines += [Case("dsa", 1152, 2048, 1, 4096, b, 0.134, 8) for b in batches]
-    for capacity in (8192, 32768):
-        lines += [Case("dsa", 1152, 2048, 1, capacity, b, r, 1) for r in (0.0, 0.134) for b in (1, 16, 64)]
-    lines += [
-        Case("quest", 8192, 128, 8, 256, b, 0.07, 1) for b in ((1, 8, 32) if quick else (1, 2, 4, 8, 16, 32))
-    ]
+    lines = [dsa(4096, b, rate, extent) for extent in (1, 8) for rate in rates for b in batches]
+    some = (1, 16, 64)
+    lines += [dsa(capacity, b, r, 1) for capacity in (8192, 32768) for r in (0.0, 0.134) for b in some]
+    lines += [dsa(4096, b, 0.0, 1, resident=True) for b in some]
+    lines += [Case("quest", 8192, 128, 8, 256, b, 0.07, 1) for b in (1, 2, 4, 8, 16, 32)]
     return lines
 
 

@@ -6,19 +6,26 @@
 // A cluster of CLUSTER thread blocks serves one lane. Every block of it reads the whole selection and so
 // knows every miss; the LRU order is split between them, and the copies too:
 //
-//   look up   selection -> lane slots; a bitmap of chosen slots; misses into a hash table (repetitions!)
-//   rank      misses in selection order
-//   divide    each block classes its stretch of `order` as stale, hit or open; the counts are exchanged
+//   look up   selection -> lane slots; a bitmap of chosen slots; misses into a hash table (repetitions!), and
+//             those that this thread block shall fetch into a list
+//   fetch     the first loads leave, before anything else is known
+//   rank      misses in selection order; this thread block's stretch of `order` classed as stale, hit or open
 //   update    stale slots of rank < misses become victims; order, block <-> slot are rewritten in place
 //   copy      16 bytes a thread, COPY_DEPTH loads in flight before the first store
 //
+// Between the first loads and their stores no fence may stand: it would wait for the loads. So the thread blocks
+// of a cluster talk by st.async and mbarriers alone.
+//
+// The sequence in which records are copied is free. With SWEEP every lane goes through its misses from low
+// addresses to high ones: all lanes then read the same part of the arena at about the same time, which the GPU's
+// address translation rewards (docs/log.md).
+//
 // Compile-time: BLOCK_BYTES (multiple of 16), CLUSTER, THREADS (multiple of 32, at least 128), ID_TILES =
-// ceil(top_k / THREADS), HASH_SLOTS (power of two, >= 2 top_k), COPY_THREADS (of a thread block; too many reads in
-// flight thrash the address translation), COPY_DEPTH, SKIP_IO (benchmark probe: no bytes move).
+// ceil(top_k / THREADS), HASH_SLOTS (power of two, >= 2 top_k), COPY_THREADS (of a thread block; too many loads
+// in flight thrash the address translation), COPY_DEPTH, SPLIT (every thread block copies its part of each record,
+// not whole records), SWEEP, SKIP_IO (benchmark probe: no bytes move).
 
-using i32 = int;
-using u32 = unsigned int;
-using u64 = unsigned long long;
+#include "fetch.cuh"
 
 struct ResolveParams {
   const i32* selected;      // [rows * groups, top_k] blocks, -1 = none
@@ -36,363 +43,424 @@ struct ResolveParams {
   const int4* arena;        // this layer's blocks in host memory
   int4* pool;               // this layer's hot slots
   u64* counters;            // [6] chosen, hits, misses, evictions, fetched bytes, nanoseconds
+  u64* waited_until;        // [1] end of the waiting that is counted already; null = time is not counted
+  i32* plan_source;         // out [rows * groups, top_k] block in the arena of each fetch; null = no plan wanted
+  i32* plan_target;         // out [rows * groups, top_k] pool slot of each fetch
+  i32* plan_count;          // out [rows * groups] fetches
   i32 top_k, groups, max_blocks, max_capacity, max_pages, blocks_per_page;
 };
 
 constexpr i32 WARPS = THREADS / 32;
 constexpr i32 CHUNKS = BLOCK_BYTES / 16;  // 16-byte pieces of a block
+constexpr i32 PART_CHUNKS = SPLIT ? CHUNKS / CLUSTER : CHUNKS;  // of a block, that one thread block copies
+constexpr i32 BEGUN = (COPY_THREADS * COPY_DEPTH + PART_CHUNKS - 1) / PART_CHUNKS;  // records the first loads begin
+constexpr i32 BUCKETS = 256;
 constexpr i32 NOWHERE = 0x7fffffff;
 constexpr i32 EMPTY = -1;
+constexpr u32 ALL = ~0u;
 
-enum Counter { CHOSEN, HITS, MISSES, EVICTIONS, FETCHED_BYTES, NANOSECONDS };
+__device__ __forceinline__ u32 shared_address(const void* own) { return (u32)__cvta_generic_to_shared(own); }
 
-__device__ __forceinline__ u64 nanoseconds() {
-  u64 now;
-  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
-  return now;
+// `count` words into shared memory, asynchronously; loads_arrived() waits for this thread's.
+__device__ __forceinline__ void load_words(i32* to, const i32* from, i32 count, bool aligned) {
+  if (aligned) {
+    for (i32 i = threadIdx.x * 4; i < count; i += THREADS * 4)
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to + i)), "l"(from + i) : "memory");
+  } else {
+    for (i32 i = threadIdx.x; i < count; i += THREADS)
+      asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to + i)), "l"(from + i) : "memory");
+  }
 }
+__device__ __forceinline__ void loads_arrived() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-// Host memory through the bus: volatile, so that nothing an earlier launch wrote is served from a cache line.
-__device__ __forceinline__ int4 load_host(const int4* from) {
-  int4 value;
-  asm volatile("ld.volatile.global.v4.s32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
-               : "l"(from));
-  return value;
-}
-
+// ---- what the thread blocks of a cluster tell one another
+#if CLUSTER == 1
+__device__ __forceinline__ i32 cluster_rank() { return 0; }
+__device__ __forceinline__ void begin_messages(u64*, u64*) {}
+__device__ __forceinline__ void cluster_started() {}
+__device__ __forceinline__ void expect_bytes(u64*, u32) {}
+__device__ __forceinline__ void tell(u32* place, u32 value, u64*, i32) { *place = value; }
+__device__ __forceinline__ void wait_for_messages(u64*) { __syncthreads(); }
+#else
 // This block's number in its cluster.
 __device__ __forceinline__ i32 cluster_rank() {
-#if CLUSTER == 1
-  return 0;
-#else
   i32 rank;
   asm volatile("mov.u32 %0, %cluster_ctarank;" : "=r"(rank));
   return rank;
+}
+
+// By one thread, before every thread calls cluster_started().
+__device__ __forceinline__ void begin_messages(u64* first, u64* second) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(first)) : "memory");
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(second)) : "memory");
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+// All blocks of the cluster run and have their mbarriers.
+__device__ __forceinline__ void cluster_started() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// By one thread: the messages of `arrived` are complete with so many bytes.
+__device__ __forceinline__ void expect_bytes(u64* arrived, u32 bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(arrived)), "r"(bytes)
+               : "memory");
+}
+
+// Writes `value` to where `place` lies in block `rank`.
+__device__ __forceinline__ void tell(u32* place, u32 value, u64* arrived, i32 rank) {
+  u32 there, barrier;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(place)), "r"(rank));
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(barrier) : "r"(shared_address(arrived)), "r"(rank));
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(there), "r"(value),
+               "r"(barrier)
+               : "memory");
+}
+
+__device__ __forceinline__ void wait_for_messages(u64* arrived) {
+  u32 done = 0;
+  while (!done)
+    asm volatile(
+        "{\n.reg .pred ready;\nmbarrier.try_wait.parity.shared::cta.b64 ready, [%1], 0;\n"
+        "selp.u32 %0, 1, 0, ready;\n}"
+        : "=r"(done)
+        : "r"(shared_address(arrived))
+        : "memory");
+}
 #endif
-}
 
-// A barrier of all threads of the cluster; orders shared and global memory between them.
-__device__ __forceinline__ void cluster_sync() {
-#if CLUSTER == 1
-  __syncthreads();
-#else
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-#endif
-}
-
-// What lies at `own` in the shared memory of block `rank` of the cluster.
-__device__ __forceinline__ u32 load_shared_of(const void* own, i32 rank) {
-#if CLUSTER == 1
-  return *(const u32*)own;
-#else
-  u32 address, value;
-  const u32 local = (u32)__cvta_generic_to_shared(own);
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(local), "r"(rank));
-  asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
-  return value;
-#endif
-}
-
-// Exclusive prefix sums of `counts` in place, by one warp; returns the total to every thread of it.
-__device__ u32 scan_in_place(u32* counts, i32 size, i32 lane_id) {
-  u32 total = 0;
-  for (i32 base = 0; base < size; base += 32) {
-    const i32 at = base + lane_id;
-    const u32 own = at < size ? counts[at] : 0;
-    u32 sum = own;
-    for (i32 step = 1; step < 32; step *= 2) {
-      const u32 left = __shfl_up_sync(~0u, sum, step);
-      if (lane_id >= step) sum += left;
-    }
-    if (at < size) counts[at] = total + sum - own;
-    total += __shfl_sync(~0u, sum, 31);
-  }
-  return total;
-}
-
-// Set bits in `bits`, by one warp; the count is every thread's.
-__device__ u32 count_bits(const u32* bits, i32 words, i32 lane_id) {
-  u32 count = 0;
-  for (i32 i = lane_id; i < words; i += 32) count += __popc(bits[i]);
-  return __reduce_add_sync(~0u, count);
+// Sum of one number a warp: of those before this warp, and of all.
+__device__ __forceinline__ u32 before_and_all(const u32* of_warps, i32 warp, i32 lane_id, u32* all) {
+  const u32 own = lane_id < WARPS ? of_warps[lane_id] : 0;
+  *all = __reduce_add_sync(ALL, own);
+  return __reduce_add_sync(ALL, lane_id < warp ? own : 0);
 }
 
 // Position of `block` in the hash table, entering it if it is new.
-__device__ __forceinline__ i32 hash_enter(i32* keys, i32 block) {
+__device__ __forceinline__ i32 hash_enter(i32* keys, i32 block, bool* is_new) {
   u32 at = (u32)block * 2654435761u >> 7;
   for (;;) {
     at &= HASH_SLOTS - 1;
     const i32 before = atomicCAS(&keys[at], EMPTY, block);
+    *is_new = before == EMPTY;
     if (before == EMPTY || before == block) return (i32)at;
     ++at;
   }
 }
 
 // Dynamic shared memory, in this order; resolve.py computes the same sum.
-//   i32 hash_key[HASH_SLOTS], hash_rank[HASH_SLOTS], miss_block[top_k + 1], victim[top_k + 1]
-//   u32 miss_home[top_k + 1], miss_counts[ID_TILES * WARPS], order_counts[2 * order tiles * WARPS]
-//   i32 stretch[stretch], u32 chosen_bits[max_capacity / 32 rounded up]
-extern __shared__ i32 dynamic_shared[];
+//   i32 mine[stretch], hash_key[HASH_SLOTS], hash_rank[HASH_SLOTS], list_place[top_k], list_home[top_k],
+//   miss_block[top_k + 1], given[top_k + 1], u32 chosen_bits[max_capacity / 32 rounded up]
+extern __shared__ __align__(16) i32 dynamic_shared[];
 
 extern "C" __global__ void __launch_bounds__(THREADS) resolve(const __grid_constant__ ResolveParams p) {
+  __shared__ u64 totals_arrived, given_arrived;
+  __shared__ u32 totals[CLUSTER];  // of each block's stretch: stale slots in the low half, hits in the high half
+  __shared__ u32 miss_counts[WARPS], order_counts[WARPS];
+  __shared__ u32 listed, lowest, highest, buckets[SWEEP ? BUCKETS : 1];
+  __shared__ i32 open_place_shared;
+
   const i32 rank = cluster_rank();
+  const i32 thread = threadIdx.x, warp = thread / 32, lane_id = thread % 32;
   const i32 batch_lane = blockIdx.x / CLUSTER;
   const i32 batch_row = batch_lane / p.groups;
   const i32 group = batch_lane % p.groups;
-  const i32 thread = threadIdx.x, warp = thread / 32, lane_id = thread % 32;
+  const i32 stretch = ((p.max_capacity + CLUSTER - 1) / CLUSTER + 3) & ~3;
+  const i32 words = (p.max_capacity + 31) / 32;
+  i32* mine = dynamic_shared;
+  i32* hash_key = mine + stretch;
+  i32* hash_rank = hash_key + HASH_SLOTS;
+  i32* list_place = hash_rank + HASH_SLOTS;
+  u32* list_home = (u32*)(list_place + p.top_k);
+  i32* miss_block = (i32*)(list_home + p.top_k);
+  i32* given = miss_block + p.top_k + 1;
+  u32* chosen_bits = (u32*)(given + p.top_k + 1);
+
+  // ---- before the previous kernel has ended: only what is this block's own
+  if (thread == 0) {
+    listed = 0, lowest = ALL, highest = 0;
+    open_place_shared = -1;
+    begin_messages(&totals_arrived, &given_arrived);
+    expect_bytes(&totals_arrived, 4 * CLUSTER);
+  }
+#if CLUSTER > 1
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+  for (i32 i = thread; i < HASH_SLOTS; i += THREADS) hash_key[i] = EMPTY, hash_rank[i] = NOWHERE;
+  for (i32 i = thread; i < words; i += THREADS) chosen_bits[i] = 0;
+  if (SWEEP)
+    for (i32 i = thread; i < BUCKETS; i += THREADS) buckets[i] = 0;
+  __syncthreads();
+  wait_for_previous();
+  let_next_begin();
+  const u64 begun = nanoseconds();
+
+  // ---- look up
   const i32* selected = p.selected + (size_t)batch_lane * p.top_k;
   i32* out = p.slots + (size_t)batch_lane * p.top_k;
-
+  i32 ids[ID_TILES], held[ID_TILES], place[ID_TILES];
+  for (i32 t = 0; t < ID_TILES; ++t) {
+    const i32 j = (warp * ID_TILES + t) * 32 + lane_id;
+    ids[t] = j < p.top_k ? selected[j] : -1;
+  }
+  const i32 opened = p.open_block[batch_row];
+  const i32 seat = p.seats[batch_row];
   if (batch_row >= *p.real_rows) {  // padding: the whole cluster leaves, nothing is touched
     for (i32 j = rank * THREADS + thread; j < p.top_k; j += CLUSTER * THREADS) out[j] = -1;
-    if (rank == 0 && thread == 0) p.open_slot[batch_lane] = -1;
+    if (rank == 0 && thread == 0) {
+      p.open_slot[batch_lane] = -1;
+      if (p.plan_count) p.plan_count[batch_lane] = 0;
+    }
+    cluster_started();
     return;
   }
-
-  const u64 begun = nanoseconds();
-  const i32 lane = p.seats[batch_row] * p.groups + group;
-  const i32 opened = p.open_block[batch_row];
+  const i32 lane = seat * p.groups + group;
   i32* block_to_slot = p.block_to_slot + (size_t)lane * p.max_blocks;
   i32* slot_to_block = p.slot_to_block + (size_t)lane * p.max_capacity;
   i32* order = p.order + (size_t)lane * p.max_capacity;
   const i32* pool_slot = p.pool_slot + (size_t)lane * p.max_capacity;
-  const i32* host_pages = p.host_pages + (size_t)p.seats[batch_row] * p.max_pages;
-
-  // ---- look up
-  i32 ids[ID_TILES], held[ID_TILES];
-  for (i32 t = 0; t < ID_TILES; ++t) {
-    const i32 j = t * THREADS + thread;
-    ids[t] = j < p.top_k ? selected[j] : -1;
-  }
-  const i32 open_held = block_to_slot[opened];
-  const bool settled = open_held >= 0 && p.resident[lane] == opened + 1;
-  i32 page[ID_TILES];  // read before it is known to be needed: one wait less where it is
-  for (i32 t = 0; t < ID_TILES; ++t) {
-    held[t] = ids[t] >= 0 ? block_to_slot[ids[t]] : -1;
-    page[t] = ids[t] >= 0 ? host_pages[ids[t] / p.blocks_per_page] : 0;
-  }
-  const i32 stretch = (p.max_capacity + CLUSTER - 1) / CLUSTER;
-  const i32 stretch_tiles = (stretch + THREADS - 1) / THREADS;
-  const i32 words = (p.max_capacity + 31) / 32;
-
-  i32* hash_key = dynamic_shared;
-  i32* hash_rank = hash_key + HASH_SLOTS;
-  i32* miss_block = hash_rank + HASH_SLOTS;
-  i32* victim = miss_block + p.top_k + 1;
-  u32* miss_home = (u32*)(victim + p.top_k + 1);
-  u32* miss_counts = miss_home + p.top_k + 1;
-  u32* stale_counts = miss_counts + ID_TILES * WARPS;
-  u32* hit_counts = stale_counts + stretch_tiles * WARPS;
-  i32* mine = (i32*)(hit_counts + stretch_tiles * WARPS);
-  u32* chosen_bits = (u32*)(mine + stretch);
-  __shared__ u32 stale_total, hit_total, misses_shared, chosen_hits, evicted_shared;
-
+  const i32* host_pages = p.host_pages + (size_t)seat * p.max_pages;
   const i32 first = rank * stretch;
-  if (!settled) {
-    for (i32 i = thread; i < HASH_SLOTS; i += THREADS) hash_key[i] = EMPTY, hash_rank[i] = NOWHERE;
-    for (i32 i = thread; i < stretch; i += THREADS) mine[i] = first + i < p.max_capacity ? order[first + i] : -1;
-  }
-  for (i32 i = thread; i < words; i += THREADS) chosen_bits[i] = 0;
-  if (thread == 0) evicted_shared = 0;
-  __syncthreads();
-  i32 place[ID_TILES];  // of a missing id in the hash table
-  for (i32 t = 0; t < ID_TILES; ++t) {
-    place[t] = -1;
-    if (held[t] >= 0) {
-      atomicOr(&chosen_bits[held[t] >> 5], 1u << (held[t] & 31));
-    } else if (ids[t] >= 0 && !settled) {
-      place[t] = hash_enter(hash_key, ids[t]);
-      atomicMin(&hash_rank[place[t]], t * THREADS + thread);
-    }
-  }
+  const i32 own = min(stretch, p.max_capacity - first);  // may be negative: a narrow table, a wide cluster
+
+  const i32 open_held = block_to_slot[opened];
+  const i32 resident = p.resident[lane];
+  for (i32 t = 0; t < ID_TILES; ++t) held[t] = ids[t] >= 0 ? block_to_slot[ids[t]] : -1;
+  const auto home_of = [&](i32 block) {
+    const i32 page = host_pages[block / p.blocks_per_page];
+    return (u32)((page * p.groups + group) * p.blocks_per_page + block % p.blocks_per_page);
+  };
+  const bool settled = open_held >= 0 && resident == opened + 1;
 
   if (settled) {  // every block of the row is here: nothing can be evicted, and the order may rest
     for (i32 t = 0; t < ID_TILES; ++t) {
-      const i32 j = t * THREADS + thread;
+      if (held[t] >= 0) atomicOr(&chosen_bits[held[t] >> 5], 1u << (held[t] & 31));
+      const i32 j = (warp * ID_TILES + t) * 32 + lane_id;
       if (j < p.top_k && (t * WARPS + warp) % CLUSTER == rank) out[j] = held[t] >= 0 ? pool_slot[held[t]] : -1;
     }
     __syncthreads();
     if (rank == 0 && warp == 0) {
-      const u32 hits = count_bits(chosen_bits, words, lane_id);
+      u32 hits = 0;
+      for (i32 i = lane_id; i < words; i += 32) hits += __popc(chosen_bits[i]);
+      hits = __reduce_add_sync(ALL, hits);
       if (lane_id == 0) {
         p.open_slot[batch_lane] = pool_slot[open_held];
+        if (p.plan_count) p.plan_count[batch_lane] = 0;
         atomicAdd(&p.counters[CHOSEN], (u64)hits);
         atomicAdd(&p.counters[HITS], (u64)hits);
       }
     }
+    cluster_started();
     return;
   }
 
-  i32 open_place = -1;
+  load_words(mine, order + first, own, p.max_capacity % 4 == 0);
+  for (i32 t = 0; t < ID_TILES; ++t) {
+    bool fetches = false;
+    u32 home = 0;
+    place[t] = -1;
+    if (held[t] >= 0) {
+      atomicOr(&chosen_bits[held[t] >> 5], 1u << (held[t] & 31));
+    } else if (ids[t] >= 0) {
+      place[t] = hash_enter(hash_key, ids[t], &fetches);
+      atomicMin(&hash_rank[place[t]], (warp * ID_TILES + t) * 32 + lane_id);
+      const i32 owner = (i32)((u32)ids[t] * 2654435761u >> 29) % CLUSTER;
+      fetches = fetches && ids[t] != opened && (SPLIT || owner == rank);
+      if (fetches) home = home_of(ids[t]);
+    }
+    const u32 ballot = __ballot_sync(ALL, fetches);
+    if (ballot != 0) {
+      u32 at = lane_id == 0 ? atomicAdd(&listed, (u32)__popc(ballot)) : 0;
+      at = __shfl_sync(ALL, at, 0) + __popc(ballot & ((1u << lane_id) - 1));
+      if (fetches) list_place[at] = place[t], list_home[at] = home;
+      if (SWEEP) {
+        const u32 low = __reduce_min_sync(ALL, fetches ? home : ALL), high = __reduce_max_sync(ALL, home);
+        if (lane_id == 0) atomicMin(&lowest, low), atomicMax(&highest, high);
+      }
+    }
+  }
   if (thread == 0 && open_held < 0) {
-    open_place = hash_enter(hash_key, opened);
-    atomicMin(&hash_rank[open_place], p.top_k);
+    bool is_new;
+    open_place_shared = hash_enter(hash_key, opened, &is_new);
+    atomicMin(&hash_rank[open_place_shared], p.top_k);
   }
+  loads_arrived();
+  cluster_started();
   __syncthreads();
 
-  // ---- rank the misses; a repetition is not the first of its block
-  bool leads[ID_TILES];
-  for (i32 t = 0; t < ID_TILES; ++t) {
-    const i32 j = t * THREADS + thread;
-    leads[t] = place[t] >= 0 && hash_rank[place[t]] == j;
-    const u32 ballot = __ballot_sync(~0u, leads[t]);
-    if (lane_id == 0) miss_counts[t * WARPS + warp] = __popc(ballot);
-  }
-  const bool open_chosen_late = thread == 0 && open_place >= 0 && hash_rank[open_place] != p.top_k;
-  __syncthreads();
-  if (warp == 0) {
-    const u32 total = scan_in_place(miss_counts, ID_TILES * WARPS, lane_id);
-    if (lane_id == 0) misses_shared = total;
-  } else if (warp == 1) {
-    const u32 hits = count_bits(chosen_bits, words, lane_id);
-    if (lane_id == 0) chosen_hits = hits;
-  }
-  __syncthreads();
-  for (i32 t = 0; t < ID_TILES; ++t) {
-    const u32 ballot = __ballot_sync(~0u, leads[t]);
-    const u32 r = miss_counts[t * WARPS + warp] + __popc(ballot & ((1u << lane_id) - 1));
-    if (leads[t]) {
-      miss_block[r] = ids[t];
-      miss_home[r] = (u32)((page[t] * p.groups + group) * p.blocks_per_page + ids[t] % p.blocks_per_page);
-      hash_rank[place[t]] = (i32)r;  // from now on a rank, no longer a place in the selection
-    }
-  }
-  __shared__ i32 open_rank_shared;  // rank of the open block among the misses, NOWHERE if it has a slot
-  if (thread == 0) {
-    open_rank_shared = NOWHERE;
-    if (open_place >= 0 && !open_chosen_late) {
-      miss_block[misses_shared] = opened;
-      open_rank_shared = (i32)misses_shared;
-      misses_shared += 1;
-    }
-  }
-  __syncthreads();
-  if (open_chosen_late) open_rank_shared = hash_rank[open_place];  // thread 0: its rank is known by now
-  __syncthreads();
-
-  // The sources are known: the first loads travel while the victims are worked out.
-  const i32 misses = (i32)misses_shared, open_rank = open_rank_shared;
-  const i32 total = thread < COPY_THREADS && !SKIP_IO ? misses * CHUNKS : 0, workers = CLUSTER * COPY_THREADS;
-  i32 base = rank * COPY_THREADS + thread;
+  // ---- fetch: the first loads travel while all else is worked out
+  const i32 list = (i32)listed;
+  const i32 total = thread < COPY_THREADS && !SKIP_IO ? list * PART_CHUNKS : 0;
+  const int4* arena = p.arena + (SPLIT ? rank * PART_CHUNKS : 0);
+  int4* pool = p.pool + (SPLIT ? rank * PART_CHUNKS : 0);
   int4 piece[COPY_DEPTH];
 #pragma unroll
   for (i32 d = 0; d < COPY_DEPTH; ++d) {
-    const i32 c = base + d * workers, r = c / CHUNKS;
-    if (c < total && r != open_rank) piece[d] = load_host(p.arena + (size_t)miss_home[r] * CHUNKS + c % CHUNKS);
+    const i32 c = d * COPY_THREADS + thread;
+    if (c < total) piece[d] = load_host(arena + (size_t)list_home[c / PART_CHUNKS] * CHUNKS + c % PART_CHUNKS);
   }
 
-  // ---- divide: class this block's stretch of the order ...
-  for (i32 t = 0; t < stretch_tiles; ++t) {
-    const i32 i = t * THREADS + thread;
-    const i32 slot = i < stretch ? mine[i] : -1;
-    const bool open = slot >= 0 && slot == open_held;
-    const bool hit = slot >= 0 && !open && (chosen_bits[slot >> 5] >> (slot & 31) & 1);
-    const u32 stale_ballot = __ballot_sync(~0u, slot >= 0 && !open && !hit);
-    const u32 hit_ballot = __ballot_sync(~0u, hit);
-    if (lane_id == 0) {
-      stale_counts[t * WARPS + warp] = __popc(stale_ballot);
-      hit_counts[t * WARPS + warp] = __popc(hit_ballot);
+  // ---- rank the misses (a repetition is not the first of its block), class this block's stretch of the order
+  const u32 below = (1u << lane_id) - 1;
+  bool leads[ID_TILES];
+  u32 count = 0;
+  for (i32 t = 0; t < ID_TILES; ++t) {
+    leads[t] = place[t] >= 0 && hash_rank[place[t]] == (warp * ID_TILES + t) * 32 + lane_id;
+    count += __popc(__ballot_sync(ALL, leads[t]));
+  }
+  const i32 open_place = open_place_shared;
+  const bool open_last = open_place >= 0 && hash_rank[open_place] == p.top_k;  // missing and not chosen
+  const i32 tiles = (stretch + THREADS - 1) / THREADS;
+  const auto classes_of = [&](i32 t, i32* slot, bool* stale, bool* hit) {
+    const i32 i = (warp * tiles + t) * 32 + lane_id;
+    *slot = i < own ? mine[i] : -1;
+    const bool chosen = *slot >= 0 && (chosen_bits[*slot >> 5] >> (*slot & 31) & 1);
+    *hit = chosen && *slot != open_held;
+    *stale = *slot >= 0 && !chosen && *slot != open_held;
+  };
+  u32 stale_and_hits = 0;
+  for (i32 t = 0; t < tiles; ++t) {
+    i32 slot;
+    bool stale, hit;
+    classes_of(t, &slot, &stale, &hit);
+    stale_and_hits += __popc(__ballot_sync(ALL, stale)) + (__popc(__ballot_sync(ALL, hit)) << 16);
+  }
+  if (lane_id == 0) miss_counts[warp] = count, order_counts[warp] = stale_and_hits;
+  const u32 shift = max(0, 24 - __clz((i32)(highest - lowest)));
+  if (SWEEP)
+    for (i32 m = BEGUN + thread; m < list; m += THREADS) atomicAdd(&buckets[(list_home[m] - lowest) >> shift], 1u);
+  __syncthreads();
+
+  u32 chosen_misses, own_total;
+  i32 r = (i32)before_and_all(miss_counts, warp, lane_id, &chosen_misses);
+  const u32 own_before = before_and_all(order_counts, warp, lane_id, &own_total);
+  if (warp == 0 && lane_id < CLUSTER) tell(&totals[rank], own_total, &totals_arrived, lane_id);
+  const i32 misses = (i32)chosen_misses + (open_last ? 1 : 0);
+  for (i32 t = 0; t < ID_TILES; ++t) {
+    const u32 ballot = __ballot_sync(ALL, leads[t]);
+    if (leads[t]) {
+      const i32 mine_rank = r + __popc(ballot & below);
+      miss_block[mine_rank] = ids[t];
+      hash_rank[place[t]] = mine_rank;  // from now on a rank, no longer a place in the selection
+    }
+    r += __popc(ballot);
+  }
+  if (thread == 0) {
+    expect_bytes(&given_arrived, 4 * misses);
+    if (open_last) miss_block[chosen_misses] = opened, hash_rank[open_place] = (i32)chosen_misses;
+  }
+  if (SWEEP && warp == WARPS - 1) {
+    u32 before = 0;
+    for (i32 i = lane_id; i < BUCKETS; i += 32) {
+      const u32 size = buckets[i];
+      u32 sum = size;
+      for (i32 step = 1; step < 32; step *= 2) {
+        const u32 left = __shfl_up_sync(ALL, sum, step);
+        if (lane_id >= step) sum += left;
+      }
+      buckets[i] = before + sum - size;
+      before += __shfl_sync(ALL, sum, 31);
     }
   }
   __syncthreads();
-  if (warp == 0) {
-    const u32 total = scan_in_place(stale_counts, stretch_tiles * WARPS, lane_id);
-    if (lane_id == 0) stale_total = total;
-  } else if (warp == 1) {
-    const u32 total = scan_in_place(hit_counts, stretch_tiles * WARPS, lane_id);
-    if (lane_id == 0) hit_total = total;
+  const i32 open_rank = open_place >= 0 ? hash_rank[open_place] : NOWHERE;  // among the misses
+  i32* copy_place = list_place;
+  u32* copy_home = list_home;
+  if (SWEEP && list > BEGUN) {
+    copy_place = hash_key, copy_home = (u32*)hash_key + p.top_k;  // the keys are done with
+    for (i32 m = thread; m < list; m += THREADS) {
+      const u32 home = list_home[m];
+      const i32 at = m < BEGUN ? m : BEGUN + (i32)atomicAdd(&buckets[(home - lowest) >> shift], 1u);
+      copy_place[at] = list_place[m], copy_home[at] = home;
+    }
   }
-  cluster_sync();
+  if (CLUSTER > 1) wait_for_messages(&totals_arrived);
 
-  // ---- ... and see where this block's stretch begins among all stale and hit slots of the lane
-  u32 stale_before = 0, hits_before = 0, stale_all = 0, hits_all = 0;
-  u32 stale_begin[CLUSTER];
-  for (i32 r = 0; r < CLUSTER; ++r) {
-    const u32 stale_there = load_shared_of(&stale_total, r), hits_there = load_shared_of(&hit_total, r);
-    stale_begin[r] = stale_all;
-    if (r < rank) stale_before += stale_there, hits_before += hits_there;
+  // ---- see where this block's stretch begins among all stale and hit slots of the lane
+  i32 stale_rank = (i32)(own_before & 0xffff), hit_rank = (i32)(own_before >> 16), stale_all = 0, hits_all = 0;
+  for (i32 i = 0; i < CLUSTER; ++i) {
+    const i32 stale_there = (i32)(totals[i] & 0xffff), hits_there = (i32)(totals[i] >> 16);
+    if (i < rank) stale_rank += stale_there, hit_rank += hits_there;
     stale_all += stale_there, hits_all += hits_there;
   }
   const bool open_missing = open_rank != NOWHERE;
-  const i32 kept = (i32)stale_all - misses;             // stale slots that stay
-  const i32 hits_at = (i32)stale_all - (open_missing ? 1 : 0);  // where the hits begin in the new order
-  const i32 last = hits_at + (i32)hits_all;             // the open block's place, the most recent
+  const i32 kept = stale_all - misses;                     // stale slots that stay
+  const i32 hits_at = stale_all - (open_missing ? 1 : 0);  // where the hits begin in the new order
+  const i32 last = hits_at + hits_all;                     // the open block's place, the most recent
 
   // ---- update
-  for (i32 t = 0; t < stretch_tiles; ++t) {
-    const i32 i = t * THREADS + thread;
-    const i32 slot = i < stretch ? mine[i] : -1;
-    const bool open = slot >= 0 && slot == open_held;
-    const bool hit = slot >= 0 && !open && (chosen_bits[slot >> 5] >> (slot & 31) & 1);
-    const bool stale = slot >= 0 && !open && !hit;
-    const u32 below = (1u << lane_id) - 1;
-    const u32 stale_ballot = __ballot_sync(~0u, stale), hit_ballot = __ballot_sync(~0u, hit);
+  for (i32 t = 0; t < tiles; ++t) {
+    i32 slot, to = -1;
+    bool stale, hit, evicts = false;
+    classes_of(t, &slot, &stale, &hit);
+    const u32 stale_ballot = __ballot_sync(ALL, stale), hit_ballot = __ballot_sync(ALL, hit);
     if (stale) {
-      const i32 r = (i32)(stale_before + stale_counts[t * WARPS + warp] + __popc(stale_ballot & below));
-      if (r >= misses) {
-        order[r - misses] = slot;
+      const i32 s = stale_rank + __popc(stale_ballot & below);
+      if (s >= misses) {
+        to = s - misses;
       } else {
-        const i32 block = miss_block[r];
-        const i32 evicted = slot_to_block[slot];
-        if (evicted >= 0) block_to_slot[evicted] = -1, atomicAdd(&evicted_shared, 1);
+        const i32 block = miss_block[s], pooled = pool_slot[slot], evicted = slot_to_block[slot];
+#pragma unroll
+        for (i32 i = 0; i < CLUSTER; ++i) tell((u32*)&given[s], (u32)pooled, &given_arrived, i);
+        evicts = evicted >= 0;
+        if (evicts) block_to_slot[evicted] = -1;
         block_to_slot[block] = slot;
         slot_to_block[slot] = block;
-        victim[r - (i32)stale_before] = pool_slot[slot];
-        order[r == open_rank ? last : kept + r - (open_missing && r > open_rank ? 1 : 0)] = slot;
+        to = s == open_rank ? last : kept + s - (open_missing && s > open_rank ? 1 : 0);
       }
     } else if (hit) {
-      order[hits_at + (i32)(hits_before + hit_counts[t * WARPS + warp]) + __popc(hit_ballot & below)] = slot;
-    } else if (open) {
-      order[last] = slot;
+      to = hits_at + hit_rank + __popc(hit_ballot & below);
+    } else if (slot >= 0) {
+      to = last;
     }
-  }
-  cluster_sync();
-
-  // ---- every block gathers the victims' pool slots (they lie where their stretch was) ...
-  for (i32 r = thread; r < misses; r += THREADS) {
-    i32 owner = 0, begin = 0;
-#pragma unroll
-    for (i32 o = 1; o < CLUSTER; ++o)
-      if (r >= (i32)stale_begin[o]) owner = o, begin = (i32)stale_begin[o];
-    hash_key[r] = (i32)load_shared_of(&victim[r - begin], owner);  // the table is done with
-  }
-  if (thread == 0 && evicted_shared) atomicAdd(&p.counters[EVICTIONS], (u64)evicted_shared);
-  if (thread == 0 && rank == 0) {
-    const u32 fetched = misses - (open_missing ? 1 : 0);
-    const u32 hits = chosen_hits + (open_missing && open_chosen_late ? 1 : 0);
-    atomicAdd(&p.counters[CHOSEN], (u64)(hits + fetched));
-    atomicAdd(&p.counters[HITS], (u64)hits);
-    atomicAdd(&p.counters[MISSES], (u64)fetched);
-    atomicAdd(&p.counters[FETCHED_BYTES], (u64)fetched * BLOCK_BYTES);
-  }
-  if (thread == 0) atomicAdd(&p.resident[lane], -(i32)evicted_shared + (rank == 0 ? misses : 0));
-  __syncthreads();
-  const i32* given = hash_key;
-
-  for (i32 t = 0; t < ID_TILES; ++t) {
-    const i32 j = t * THREADS + thread;
-    if (j >= p.top_k || (t * WARPS + warp) % CLUSTER != rank) continue;
-    out[j] = held[t] >= 0 ? pool_slot[held[t]] : place[t] >= 0 ? given[hash_rank[place[t]]] : -1;
-  }
-
-  // ---- ... and copies its share
-  while (base < total) {
-#pragma unroll
-    for (i32 d = 0; d < COPY_DEPTH; ++d) {
-      const i32 c = base + d * workers, r = c / CHUNKS;
-      if (c < total && r != open_rank) p.pool[(size_t)given[r] * CHUNKS + c % CHUNKS] = piece[d];
+    if (to >= 0 && to != first + (warp * tiles + t) * 32 + lane_id) order[to] = slot;
+    const u32 evictions = __popc(__ballot_sync(ALL, evicts));
+    if (lane_id == 0 && evictions) {
+      atomicAdd(&p.counters[EVICTIONS], (u64)evictions);
+      atomicAdd(&p.resident[lane], -(i32)evictions);
     }
-    base += COPY_DEPTH * workers;
-#pragma unroll
-    for (i32 d = 0; d < COPY_DEPTH; ++d) {
-      const i32 c = base + d * workers, r = c / CHUNKS;
-      if (c < total && r != open_rank) piece[d] = load_host(p.arena + (size_t)miss_home[r] * CHUNKS + c % CHUNKS);
-    }
+    stale_rank += __popc(stale_ballot), hit_rank += __popc(hit_ballot);
   }
   if (rank == 0 && thread == 0) {
-    p.open_slot[batch_lane] = open_missing ? given[open_rank] : pool_slot[open_held];
-    if (misses) atomicAdd(&p.counters[NANOSECONDS], nanoseconds() - begun);
+    const u32 fetched = misses - (open_missing ? 1 : 0);
+    const bool open_hit = open_missing ? !open_last : chosen_bits[open_held >> 5] >> (open_held & 31) & 1;
+    const u32 hits = hits_all + (open_hit ? 1 : 0);
+    atomicAdd(&p.counters[CHOSEN], (u64)(hits + fetched));
+    atomicAdd(&p.counters[HITS], (u64)hits);
+    if (misses) {
+      atomicAdd(&p.counters[MISSES], (u64)fetched);
+      atomicAdd(&p.counters[FETCHED_BYTES], (u64)fetched * BLOCK_BYTES);
+      atomicAdd(&p.resident[lane], misses);
+    }
+    if (p.plan_count) p.plan_count[batch_lane] = (i32)fetched;
   }
-  cluster_sync();  // no block may leave while others read its victims
+  if (misses) wait_for_messages(&given_arrived);
+  if (SWEEP && CLUSTER > 1) __syncthreads();  // the list in its new sequence
+
+  if (rank == 0 && thread == 0) p.open_slot[batch_lane] = open_missing ? given[open_rank] : pool_slot[open_held];
+  for (i32 t = 0; t < ID_TILES; ++t) {
+    const i32 j = (warp * ID_TILES + t) * 32 + lane_id;
+    if (j >= p.top_k || (t * WARPS + warp) % CLUSTER != rank) continue;
+    out[j] = held[t] >= 0 ? pool_slot[held[t]] : place[t] >= 0 ? given[hash_rank[place[t]]] : -1;
+    if (p.plan_count && leads[t] && ids[t] != opened) {
+      const i32 s = hash_rank[place[t]], at = batch_lane * p.top_k + s - (s > open_rank ? 1 : 0);
+      p.plan_source[at] = (i32)home_of(ids[t]);
+      p.plan_target[at] = given[s];
+    }
+  }
+
+  // ---- copy
+  for (i32 base = thread; base < total; base += COPY_DEPTH * COPY_THREADS) {
+#pragma unroll
+    for (i32 d = 0; d < COPY_DEPTH; ++d) {
+      const i32 c = base + d * COPY_THREADS;
+      if (c < total) pool[(size_t)given[hash_rank[copy_place[c / PART_CHUNKS]]] * CHUNKS + c % PART_CHUNKS] = piece[d];
+    }
+#pragma unroll
+    for (i32 d = 0; d < COPY_DEPTH; ++d) {
+      const i32 c = base + (COPY_DEPTH + d) * COPY_THREADS;
+      if (c < total) piece[d] = load_host(arena + (size_t)copy_home[c / PART_CHUNKS] * CHUNKS + c % PART_CHUNKS);
+    }
+  }
+  if (thread == 0 && list && p.waited_until) count_wait(p.counters, p.waited_until, begun);
 }

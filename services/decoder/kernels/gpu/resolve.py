@@ -14,6 +14,17 @@ from torch import Tensor
 
 from services.decoder.kernels.gpu.kernel import Kernel
 from services.decoder.kernels.lru import LaneTables
+from services.decoder.kernels.replay import MissPlan
+
+_SHARED_BYTES = 224 * 1024
+"""Dynamic shared memory of a thread block, at most; the rest of Hopper's 227 KiB is for resolve.cu's own."""
+_STRETCH = 8_192
+"""Slots of the order that a thread block goes through without holding up the launch."""
+_FEW = 512
+"""Selections up to this size get thread blocks of 256 threads instead of 1,024."""
+_DEPTH = 4
+_CHUNKS_IN_FLIGHT = 32_768
+"""16-byte loads of a launch in flight: more thrash the address translation (docs/log.md)."""
 
 
 class ResolveParams(ctypes.Structure):
@@ -23,7 +34,8 @@ class ResolveParams(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in (
             "selected", "open_block", "seats", "real_rows", "slots", "open_slot",
             "block_to_slot", "slot_to_block", "order", "resident", "pool_slot",
-            "host_pages", "arena", "pool", "counters",
+            "host_pages", "arena", "pool", "counters", "waited_until",
+            "plan_source", "plan_target", "plan_count",
         )),
         *((name, ctypes.c_int32) for name in (
             "top_k", "groups", "max_blocks", "max_capacity", "max_pages", "blocks_per_page",
@@ -39,28 +51,44 @@ class ResolveShape:
     top_k: int
     max_capacity: int
     cluster: int
-    copy_threads: int = 256
-    copy_depth: int = 4
+    copy_threads: int = 128
+    sweep: bool = False
     skip_io: bool = False
 
     @classmethod
     def fitting(
         cls, block_bytes: int, top_k: int, max_capacity: int, lanes: int, *, skip_io: bool = False
     ) -> ResolveShape:
-        """The widest cluster with which all lanes still run at once; a single block where none does."""
-        # Few lanes need every thread to fill the link; with many, more reads in flight gain nothing
-        # (measured: docs/log.md).
-        copy_threads = 1024 if lanes <= 8 else 256
-        for cluster in (8, 4, 2):
-            shape = cls(block_bytes, top_k, max_capacity, cluster, copy_threads, skip_io=skip_io)
-            if lanes <= shape.kernel.most_clusters():
-                return shape
-        return cls(block_bytes, top_k, max_capacity, 1, copy_threads, skip_io=skip_io)
+        """The widest cluster that leaves most of the device to the launches which overlap with this one.
+
+        Measured on an H200 (docs/log.md). A long order makes it wider, as far as all lanes run at once.
+
+        Raises:
+            ValueError: the capacity is more than the device's shared memory can order.
+        """
+        device = torch.cuda.get_device_properties()
+        blocks = device.multi_processor_count  # thread blocks that surely run at once
+        cluster, widest = 1, 8 if device.major >= 9 else 1
+        while cluster < widest:
+            wider = 2 * cluster
+            if lanes * wider > blocks // (4 if top_k > _FEW else 2):
+                long = max_capacity > cluster * _STRETCH and lanes * wider <= blocks
+                if not long and cls(block_bytes, top_k, max_capacity, cluster).shared_bytes <= _SHARED_BYTES:
+                    break
+            cluster = wider
+        chunks = _CHUNKS_IN_FLIGHT * (2 if block_bytes >= 4096 else 1)
+        copiers = max(64, chunks // (_DEPTH * lanes * cluster) // 32 * 32)
+        shape = cls(
+            block_bytes, top_k, max_capacity, cluster, min(1024, copiers), sweep=lanes >= 16, skip_io=skip_io
+        )
+        if shape.shared_bytes > _SHARED_BYTES:
+            raise ValueError(f"a lane of {max_capacity:,} hot slots is more than this device can order")
+        return shape
 
     @property
     def threads(self) -> int:
         """Few for small selections, so that several lanes share a multiprocessor."""
-        return 1024 if self.top_k > 512 else 256
+        return 1024 if self.top_k > _FEW else 256
 
     @property
     def id_tiles(self) -> int:
@@ -73,13 +101,18 @@ class ResolveShape:
         return 1 << (2 * self.top_k - 1).bit_length()
 
     @property
+    def split(self) -> bool:
+        """Large blocks are shared out among a cluster, in parts of whole cache lines."""
+        part, rest = divmod(self.block_bytes, self.cluster)
+        return rest == 0 and part >= 512 and part % 128 == 0
+
+    @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory, as resolve.cu lays it out."""
-        warps = self.threads // 32
         stretch = -(-self.max_capacity // self.cluster)
-        tiles = -(-stretch // self.threads)
-        words = 2 * self.hash_slots + 3 * (self.top_k + 1) + self.id_tiles * warps + 2 * tiles * warps
-        return 4 * (words + stretch + -(-self.max_capacity // 32))
+        stretch += -stretch % 4
+        words = stretch + 2 * self.hash_slots + 4 * self.top_k + 2
+        return 4 * (words + -(-self.max_capacity // 32))
 
     @property
     def defines(self) -> dict[str, int]:
@@ -91,7 +124,9 @@ class ResolveShape:
             "ID_TILES": self.id_tiles,
             "HASH_SLOTS": self.hash_slots,
             "COPY_THREADS": min(self.copy_threads, self.threads),
-            "COPY_DEPTH": self.copy_depth,
+            "COPY_DEPTH": _DEPTH,
+            "SPLIT": int(self.split),
+            "SWEEP": int(self.sweep),
             "SKIP_IO": int(self.skip_io),
         }
 
@@ -104,6 +139,7 @@ class ResolveShape:
             threads=self.threads,
             cluster=self.cluster,
             shared_bytes=self.shared_bytes,
+            overlaps=True,
         )
 
 
@@ -124,10 +160,12 @@ class ResolveCall:
     open_slot: Tensor  # out [rows * groups]
     groups: int
     blocks_per_page: int
+    waited_until: Tensor | None = None  # [1] int64, shared by all layers; without it no time is counted
+    plan: MissPlan | None = None  # out [rows * groups, ...], for layers that share the tables
 
     def launch(self, shape: ResolveShape) -> None:
         """Launch on torch's current stream."""
-        tables = self.tables
+        tables, plan = self.tables, self.plan
         parameters = ResolveParams(
             selected=self.selected.data_ptr(),
             open_block=self.open_block.data_ptr(),
@@ -144,6 +182,10 @@ class ResolveCall:
             arena=self.arena_pointer,
             pool=self.pool.data_ptr(),
             counters=self.counters.data_ptr(),
+            waited_until=None if self.waited_until is None else self.waited_until.data_ptr(),
+            plan_source=None if plan is None else plan.source.data_ptr(),
+            plan_target=None if plan is None else plan.target.data_ptr(),
+            plan_count=None if plan is None else plan.count.data_ptr(),
             top_k=shape.top_k,
             groups=self.groups,
             max_blocks=tables.block_to_slot.shape[1],
@@ -165,6 +207,13 @@ class ResolveCall:
         named |= {name: getattr(self.tables, name) for name in (
             "block_to_slot", "slot_to_block", "order", "resident", "pool_slot",
         )}  # fmt: skip
+        if self.plan is not None:
+            named |= {f"plan.{name}": getattr(self.plan, name) for name in ("source", "target", "count")}
+            for name in ("source", "target"):
+                if getattr(self.plan, name).shape != self.selected.shape:
+                    raise ValueError(f"plan.{name} must be {list(self.selected.shape)}, as selected is")
+            if self.plan.count.shape != self.selected.shape[:1]:
+                raise ValueError(f"plan.count must be [{self.selected.shape[0]}]")
         for name, tensor in named.items():
             if tensor.dtype != torch.int32 or not tensor.is_contiguous() or tensor.device.type != "cuda":
                 raise ValueError(f"{name} must be a contiguous int32 tensor on the GPU, is {tensor.dtype}")
@@ -177,3 +226,5 @@ class ResolveCall:
             raise ValueError(f"selected and slots must be [lanes, {shape.top_k}]")
         if self.counters.dtype != torch.int64 or self.counters.shape != (6,):
             raise ValueError("counters must be [6] int64")
+        if self.tables.order.shape[1] != shape.max_capacity:
+            raise ValueError(f"tables.order must have {shape.max_capacity} columns, as the variant")

@@ -1,0 +1,56 @@
+"""replay: the fetches of one layer's resolve, done again by a layer that shares its tables.
+
+Layers that share an index choose the same blocks and so need the same slots; only their bytes differ. Knows a
+plan, one layer's pool and its arena region; no tables.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from services.decoder.kernels.counter import Counter
+from services.decoder.kernels.lru import Assignment
+from services.decoder.kernels.step_kernels import LayerStore
+
+
+@dataclass(frozen=True, slots=True)
+class MissPlan:
+    """What a step of resolve fetched, lane by lane, in the order of the selection; good for every layer."""
+
+    source: Tensor  # [lanes, top_k] int32 blocks of a layer's arena region
+    target: Tensor  # [lanes, top_k] int32 pool slots
+    count: Tensor  # [lanes] int32; the columns from there on mean nothing
+
+
+def plan_of(found: Assignment, host_blocks: Tensor) -> MissPlan:
+    """The plan of one resolve.
+
+    Args:
+        found: what resolve returned for n lanes.
+        host_blocks: [n, blocks] int64, as resolve was given it.
+    """
+    lanes, top_k = found.slots.shape
+    count = torch.bincount(found.miss_lane, minlength=lanes)
+    column = torch.arange(found.miss_lane.shape[0], device=count.device)
+    column -= (count.cumsum(0) - count)[found.miss_lane]
+    source = torch.full((lanes, top_k), -1, dtype=torch.int32, device=count.device)
+    target = source.clone()
+    source[found.miss_lane, column] = host_blocks[found.miss_lane, found.miss_block].int()
+    target[found.miss_lane, column] = found.miss_slot.int()
+    return MissPlan(source, target, count.int())
+
+
+def replay(layer: LayerStore, plan: MissPlan) -> None:
+    """Fetch what the plan names from `layer.arena` into `layer.pool`; counts misses and bytes.
+
+    What was chosen and hit is the anchor's to count.
+    """
+    wanted = torch.arange(plan.source.shape[1], device=plan.count.device) < plan.count.unsqueeze(1)
+    source, target = plan.source[wanted].long(), plan.target[wanted].long()
+    layer.pool.index_copy_(0, target, layer.arena.index_select(0, source))
+    misses = target.shape[0]
+    layer.counters[Counter.MISSES] += misses
+    layer.counters[Counter.FETCHED_BYTES] += misses * layer.pool.shape[1] * layer.pool.element_size()
