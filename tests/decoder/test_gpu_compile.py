@@ -15,6 +15,7 @@ from services.decoder.kernels.gpu.compile import compile_kernel
 from services.decoder.kernels.gpu.linear import LinearShape
 from services.decoder.kernels.gpu.locate import LocateShape
 from services.decoder.kernels.gpu.norm import NormShape
+from services.decoder.kernels.gpu.replay import ReplayShape
 from services.decoder.kernels.gpu.resolve import ResolveShape
 from services.decoder.kernels.gpu.rope import RopeShape
 from services.decoder.kernels.gpu.sample import SampleShape
@@ -34,10 +35,15 @@ def cold_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("arch", CLUSTERS)
 def test_resolve_compiles(arch: str, block_bytes: int, top_k: int, capacity: int) -> None:
     for cluster in CLUSTERS[arch]:
-        shape = ResolveShape(block_bytes, top_k, capacity, cluster)
+        shape = ResolveShape(block_bytes, top_k, capacity, cluster, sweep=cluster == 1)
         code = compile_kernel("resolve", shape.defines, arch)
         assert code[:4] == b"\x7fELF"
         assert code == compile_kernel("resolve", shape.defines, arch), "the cache gave something else"
+
+
+@pytest.mark.parametrize("arch", CLUSTERS)
+def test_replay_compiles(arch: str) -> None:
+    assert compile_kernel("replay", ReplayShape(1152).defines, arch)[:4] == b"\x7fELF"
 
 
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
