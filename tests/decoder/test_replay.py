@@ -1,4 +1,4 @@
-"""A layer that shares another's tables: the plan of what was fetched, and the same fetches with other bytes."""
+"""A layer that shares another's tables: the plan of what was fetched, and the same fetches again."""
 
 from __future__ import annotations
 

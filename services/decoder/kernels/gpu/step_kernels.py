@@ -39,6 +39,7 @@ class GpuKernels:
         # Counts of who has arrived, zero between launches.
         self._select_arrived = torch.zeros(rows * kv_heads, dtype=torch.int32, device=device)
         self._attend_arrived = torch.zeros(rows * kv_heads, dtype=torch.int32, device=device)
+        self._waited_until = torch.zeros(1, dtype=torch.int64, device=device)  # of all layers: one clock
         self._known: dict[object, object] = {}
         self._fitting: dict[tuple[int, int, int, int], ResolveShape] = {}
 
@@ -97,6 +98,7 @@ class GpuKernels:
             open_slot=placement.open_slot,
             groups=batch.groups,
             blocks_per_page=batch.blocks_per_page,
+            waited_until=self._waited_until,
         )
         call.check(shape)
         call.launch(shape)
