@@ -16,7 +16,9 @@ from services.decoder.kernels.gpu.kernel import Kernel
 
 _ELEMENTS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _WARPS = 4
-_DIMS_UNDER_WAY = 256  # tiles of 16 tokens that a warp has under way, times head_dim
+_DIMS_UNDER_WAY = ((16, 256), (128, 384), (2**31, 128))
+"""Up to so many rows x KV heads -> tiles of 16 tokens that a warp has under way, times head_dim: few rows
+need long rings, many need many thread blocks (measured: docs/log.md). No result depends on it."""
 _SPLIT_TOKENS = 256
 _MOST_SPLITS = 64
 
@@ -41,11 +43,15 @@ class AttendShape:
     group_size: int  # query heads that share a KV head
     block_tokens: int
     dtype: torch.dtype
+    depth: int = 2  # tiles of 16 tokens that a warp has under way
 
-    @property
-    def depth(self) -> int:
-        """Tiles of 16 tokens that a warp has under way."""
-        return max(1, _DIMS_UNDER_WAY // self.head_dim)
+    @classmethod
+    def fitting(
+        cls, head_dim: int, group_size: int, block_tokens: int, dtype: torch.dtype, units: int
+    ) -> AttendShape:
+        """The variant for `units` = rows * KV heads."""
+        dims = next(dims for most, dims in _DIMS_UNDER_WAY if units <= most)
+        return cls(head_dim, group_size, block_tokens, dtype, max(1, dims // head_dim))
 
     @property
     def source(self) -> str:

@@ -21,13 +21,9 @@ _CHAINS = 8  # parts of each sum, as linear.cu defines them
 _SHARED_BYTES = 225 * 1024  # of a multiprocessor from sm_90 on, less what barriers and the launches take
 _SMALL_SHARED = 96 * 1024  # before sm_90
 _FULL = 0.9
-# By padded rows, best first: cluster, m_warps, m_tiles, resident. Wide tiles spare reads of x; with many rows
-# one thread block needs the shared memory that two could share (measured: docs/log.md).
-_DIVISIONS = {
-    8: ((1, 1, 3, 2), (1, 1, 2, 2), (1, 1, 1, 2)),
-    16: ((1, 1, 3, 2), (2, 2, 2, 2), (1, 1, 2, 2), (1, 1, 1, 2)),
-    32: ((1, 1, 4, 1), (2, 2, 3, 1), (2, 2, 2, 1), (1, 1, 2, 1), (1, 1, 1, 1)),
-}
+# Tiles of 16 weight rows a thread block, best first: wide ones spare reads of x. One thread block a
+# multiprocessor with all of its shared memory beats two, and clusters gain nothing (measured: docs/log.md).
+_TILES = (3, 2, 1)
 
 
 class LinearParams(ctypes.Structure):
@@ -63,7 +59,7 @@ class LinearShape:
     ) -> LinearShape | None:
         """The variant for a product; None where torch is faster or no variant takes it.
 
-        The first division in whose last round of tiles the device is nearly full, or else the fullest.
+        The widest tile in whose last round the device is nearly full, or else the one that fills it most.
         """
         if not 0 < rows <= MOST_ROWS or depth % 8 or features % 8:
             return None
@@ -72,10 +68,10 @@ class LinearShape:
             return cls.filling(padded, gated, dtype, 1, 1, 1, bulk=False)
         units = torch.cuda.get_device_properties().multi_processor_count
         best, fullest = None, 0.0
-        for cluster, m_warps, m_tiles, resident in _DIVISIONS[padded]:
-            shape = cls.filling(padded, gated, dtype, cluster, m_warps, m_tiles, resident=resident)
-            tiles, at_once = -(-features // shape.outputs), units // cluster
-            full = tiles / (at_once * -(-tiles // at_once))
+        for m_tiles in _TILES:
+            shape = cls.filling(padded, gated, dtype, 1, 1, m_tiles, resident=1)
+            tiles = -(-features // shape.outputs)
+            full = tiles / (units * -(-tiles // units))
             if full > fullest:
                 best, fullest = shape, full
             if fullest >= _FULL:

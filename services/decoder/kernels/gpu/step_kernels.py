@@ -165,7 +165,13 @@ class GpuKernels:
         query_heads, head_dim = query.shape[1:]
         heads = pool.shape[3]
         shape = self._same(
-            AttendShape(head_dim, query_heads // (batch.groups * heads), batch.block_tokens, query.dtype)
+            AttendShape.fitting(
+                head_dim,
+                query_heads // (batch.groups * heads),
+                batch.block_tokens,
+                query.dtype,
+                slots.shape[0] * heads,
+            )
         )
         splits = shape.splits(slots.shape[1])
         workspace = AttendCall.workspace(shape, slots.shape[0] * heads, splits)
