@@ -35,7 +35,7 @@ def gpu() -> dict[str, str]:
         text=True,
         check=False,
     )
-    return {"card": torch.cuda.get_device_name(), "driver": done.stdout.strip() or "unknown"}
+    return {"card": torch.cuda.get_device_name(), "driver": (done.stdout.split() or ["unknown"])[0]}
 
 
 def commit() -> str:

@@ -108,6 +108,7 @@ class Rig:
         # Some rows begin empty, some around a full buffer, some anywhere.
         around = [0, case.capacity - 1, case.capacity, case.capacity + 1, case.max_blocks // 2]
         self.newest = [min(case.max_blocks - 1, self.chance.choice(around)) for _ in range(case.rows)]
+        self.newest[-1] = case.max_blocks // 2  # of one it is sure that its blocks exceed its slots
         self.differs = torch.zeros(len(TABLES) + 5, dtype=torch.bool, device="cuda")
         self.call = ResolveCall(
             tables=self.gpu,

@@ -167,7 +167,7 @@ def test_logits_that_lie_apart_and_a_scale() -> None:
         (partial(torch.zeros, 2, 8), r"logits must be \[rows, 16\]"),
         (partial(torch.zeros, 2, 16, dtype=torch.float64), "logits must be"),
         (lambda: torch.zeros(16, 2).t(), "contiguous within a row"),
-        (lambda: torch.zeros(2, 18)[:, :16], "aligned to 16 bytes"),
+        (lambda: torch.zeros(2, 18, device=GPU)[:, :16], "aligned to 16 bytes"),
     ],
     ids=["vocab", "dtype", "transposed", "unaligned"],
 )

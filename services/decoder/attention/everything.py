@@ -25,4 +25,4 @@ class Everything:
 
     def select(self, batch: DecodeBatch, query: Tensor) -> Tensor:
         """All blocks of each row."""
-        return all_blocks(batch.open_block, batch.groups, batch.most_blocks).flatten(0, 1)
+        return all_blocks(batch.open_block, batch.groups, batch.most_blocks).flatten(0, 1).contiguous()
