@@ -34,6 +34,9 @@ class DecoderSettings(ServiceSettings):
     shutdown_seconds: float = Field(
         5.0, ge=0, le=60, description="seconds running requests get after SIGTERM"
     )
+    restart_seconds: float = Field(
+        300.0, ge=0, description="seconds requests of an engine that died wait to be taken by its next life"
+    )
 
     device: str = Field("auto", description="auto, cpu or cuda:N")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
@@ -58,6 +61,9 @@ class DecoderSettings(ServiceSettings):
         0, ge=0, description="capacity of a lane of the hot buffer, tokens; 0 = twice the budget"
     )
 
+    prefix_cache: bool = Field(
+        True, description="prompts that begin alike share what was computed; off: each is computed"
+    )
     decode_graphs: bool = Field(
         True, description="on a GPU, replay decode steps as captured CUDA graphs; off: launch by launch"
     )

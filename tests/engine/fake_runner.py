@@ -67,9 +67,20 @@ class FakeRunner:
             assert len(table) == first, "pages do not join where the row's end is"
             assert len(host_pages) == len(device_pages) > 0
             table += zip(host_pages, device_pages, strict=True)
-        for column in (0, 1):
-            used = [pages[column] for table in self.tables.values() for pages in table]
-            assert len(set(used)) == len(used), "two rows share a page"
+        for host, device in plan.loads:
+            assert len(self.host[host]) == self.limits.page_tokens, "a page that is not full was found"
+            self.device[device] = dict(self.host[host])
+        used = [device for table in self.tables.values() for _, device in table]
+        assert len(set(used)) == len(used), "two rows share a device page"
+        written = [
+            table[at // self.limits.page_tokens][0]
+            for sequence, at in self._next_places(plan)
+            if at // self.limits.page_tokens < len(table := self.tables[self._row(sequence)])
+        ]
+        assert len(set(written)) == len(written), "two rows write a page"
+        for page in written:
+            owners = [row for row, table in self.tables.items() if page in [host for host, _ in table]]
+            assert len(owners) == 1, "a page that others read is written"
         busy = [*plan.decodes, *(chunk.sequence for chunk in plan.chunks)]
         rows = [sequence.row for sequence in busy]
         assert len(set(rows)) == len(rows)
@@ -88,6 +99,12 @@ class FakeRunner:
             if end == len(sequence.prompt):
                 sampled[self._row(sequence)] = self._sample(sequence, [])
         return sampled
+
+    @staticmethod
+    def _next_places(plan: StepPlan) -> list[tuple[Sequence, int]]:
+        """Each sequence of the step, and the position that it computes first."""
+        decodes = [(sequence, sequence.computed + plan.ahead) for sequence in plan.decodes]
+        return decodes + [(sequence, start) for sequence, start, _ in plan.chunks]
 
     def _feed(self, sequence: Sequence, start: int, tokens: list[int]) -> None:
         size = self.limits.page_tokens

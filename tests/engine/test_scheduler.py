@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Collection
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 
@@ -11,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.contract.errors import InvalidRequest, NoRoom, Unavailable
-from services.decoder.engine.host_pages import HostPage, LocalPages
+from services.decoder.engine.host_pages import HostPage, LocalPages, SealOrder
 from services.decoder.engine.limits import Limits
+from services.decoder.engine.page_hash import PageHasher
 from services.decoder.engine.scheduler import Scheduler
 from services.decoder.engine.sequence import Finish, Sampling, Sequence
 from services.decoder.engine.stepper import Stepper
@@ -40,7 +42,15 @@ class MoodyPages:
     def free(self) -> int:
         return self.pages.free
 
-    def exchange(self, give: list[HostPage], want: int) -> list[HostPage] | None:
+    def match(self, page_hashes: Collection[bytes]) -> list[HostPage]:
+        if self.mood and self.mood.random() < 0.1:
+            self.failures += 1
+            raise Unavailable("the store is out of reach")
+        return self.pages.match(list(page_hashes))
+
+    def exchange(
+        self, give: list[HostPage], want: int, seals: Collection[SealOrder] = ()
+    ) -> list[HostPage] | None:
         self.calls += 1
         chance = self.mood.random() if self.mood else 1.0
         if chance < 0.15:
@@ -48,9 +58,9 @@ class MoodyPages:
             raise Unavailable("the store is out of reach")
         if chance < 0.3 and want:
             self.failures += 1
-            assert self.pages.exchange(give, 0) == []
+            assert self.pages.exchange(give, 0, list(seals)) == []
             return None
-        return self.pages.exchange(give, want)
+        return self.pages.exchange(give, want, list(seals))
 
 
 @dataclass
@@ -61,6 +71,7 @@ class Rig:
     host: MoodyPages
     device: DevicePages
     ahead: bool = False  # the next step is launched before this one is booked
+    shares: bool = False  # prompts that begin alike share pages
     scheduler: Scheduler = field(init=False)
     runner: FakeRunner = field(init=False)
     stepper: Stepper = field(init=False)
@@ -69,7 +80,8 @@ class Rig:
     steps: int = 0
 
     def __post_init__(self) -> None:
-        self.scheduler = Scheduler(self.limits, self.host, self.device)
+        hasher = PageHasher(b"model", b"decoding", self.limits.page_tokens) if self.shares else None
+        self.scheduler = Scheduler(self.limits, self.host, self.device, hasher)
         self.runner = FakeRunner(self.limits, runs_ahead=self.ahead)
         self.stepper = Stepper(self.scheduler, self.runner, nullcontext())
 
@@ -81,6 +93,7 @@ class Rig:
         device: int = 8,
         mood: random.Random | None = None,
         ahead: bool = False,
+        shares: bool = False,
         **changes: int,
     ) -> Rig:
         base = {
@@ -91,7 +104,7 @@ class Rig:
             "block_tokens": 4,
             "page_tokens": 8,
         }
-        return cls(Limits(**base | changes), MoodyPages(host, mood), DevicePages(device), ahead)
+        return cls(Limits(**base | changes), MoodyPages(host, mood), DevicePages(device), ahead, shares)
 
     def submit(self, *sequences: Sequence) -> None:
         self.scheduler.submit(list(sequences))
@@ -157,12 +170,16 @@ def sequence(
     stop: frozenset[int] = frozenset(),
     least: int = 0,
     known: list[int] | None = None,
+    common: int = 0,
+    salt: bytes = b"",
 ) -> Sequence:
-    chance = random.Random(repr((name, prompt, seed)))
+    """`common` tokens are every such prompt's, what follows them is its own."""
+    everybodys, chance = random.Random("common"), random.Random(repr((name, prompt, seed)))
     return Sequence(
         request_id=name,
         choice=choice,
-        prompt=[chance.randrange(VOCAB) for _ in range(prompt)],
+        prompt=[(everybodys if at < common else chance).randrange(VOCAB) for at in range(prompt)],
+        salt=salt,
         sampling=Sampling(),
         seed=seed,
         max_tokens=max_tokens,
@@ -200,6 +217,7 @@ def traffic(draw: st.DrawFn) -> tuple[Rig, list[tuple[int, Sequence]], random.Ra
         device=device,
         mood=chance if moody else None,
         ahead=draw(st.booleans()),
+        shares=draw(st.booleans()),
         max_rows=rows,
         max_step_tokens=rows + block + draw(st.integers(0, 20)),
         max_waiting=100,
@@ -220,6 +238,8 @@ def traffic(draw: st.DrawFn) -> tuple[Rig, list[tuple[int, Sequence]], random.Ra
             seed=number,
             stop=frozenset(chance.sample(range(VOCAB), chance.choice([0, 0, 5]))),
             least=chance.choice([0, 0, 3]),
+            common=chance.choice([0, prompt // 2, prompt]),
+            salt=chance.choice([b"", b"", b"tenant"]),
         )
         arrivals.append((chance.choice([0, 0, 1, 3, 10]), one))
     return rig, arrivals, chance, draw(st.booleans())
@@ -510,3 +530,68 @@ def test_an_abort_while_a_step_is_ahead_frees_nothing_too_early() -> None:
     assert rig.host.free == free
     rig.finish()
     check_answer(rig, other)
+
+
+def prefilled(rig: Rig, one: Sequence) -> int:
+    """Prompt tokens that were computed for a sequence that runs alone; it ends with its answer."""
+    rig.submit(one)
+    before = one.cached
+    rig.finish()
+    check_answer(rig, one)
+    assert before == 0
+    return len(one.prompt) - one.cached
+
+
+def test_a_prompt_is_computed_once() -> None:
+    rig = Rig.make(shares=True, host=16, device=16, page_tokens=8, max_model_len=64)
+    assert prefilled(rig, sequence(30, 4, name="first", common=30)) == 30
+    assert prefilled(rig, sequence(30, 4, name="again", common=30)) == 30 - 24, "the last page is not full"
+    assert prefilled(rig, sequence(32, 4, name="longer", common=30)) == 32 - 24
+    assert prefilled(rig, sequence(24, 4, name="all of it", common=30)) == 24 - 16, "one token must be left"
+    assert prefilled(rig, sequence(30, 4, name="other", common=12)) == 30 - 8
+    assert prefilled(rig, sequence(30, 4, name="tenant", common=30, salt=b"t")) == 30
+    assert prefilled(rig, sequence(30, 4, name="tenant 2", common=30, salt=b"t")) == 30 - 24
+
+
+def test_rows_that_run_side_by_side_share_pages_and_leave_them_to_each_other() -> None:
+    rig = Rig.make(shares=True, host=12, device=16, page_tokens=8, max_model_len=64)
+    first = sequence(40, 12, name="first", common=40)
+    rig.submit(first)
+    while first.is_prefilling:
+        rig.step()
+    rig.step()  # brings the seals to the store
+    others = [sequence(40, 3, name=str(i), common=40) for i in range(2)]
+    rig.submit(*others)
+    rig.finish()
+    for one in (first, *others):
+        check_answer(rig, one)
+    assert [one.cached for one in others] == [32, 32]
+
+
+def test_cached_pages_make_way_for_those_who_need_room() -> None:
+    rig = Rig.make(shares=True, host=6, device=6, page_tokens=8, max_model_len=48)
+    for number in range(12):
+        assert prefilled(rig, sequence(33, 4, name=str(number), common=0)) == 33
+    assert prefilled(rig, sequence(33, 4, name="11", common=0)) < 33, "the newest is still there"
+
+
+def test_whoever_wants_the_prompts_log_probabilities_computes_it() -> None:
+    rig = Rig.make(shares=True, host=16, device=16, page_tokens=8, max_model_len=64)
+    prefilled(rig, sequence(30, 4, name="first", common=30))
+    again = sequence(30, 4, name="again", common=30)
+    again.sampling = Sampling(prompt_logprobs=True)
+    assert prefilled(rig, again) == 30
+
+
+def test_an_answers_pages_are_named_by_where_it_began() -> None:
+    hasher = PageHasher(b"model", b"quest", 8)
+    one, other = sequence(8, 9), sequence(16, 9)
+    other.prompt = [*one.prompt, *range(8)]
+    one.generated = list(range(8))
+    first, second = hasher.extend(one, 2), hasher.extend(other, 2)
+    assert first[0] == second[0]
+    assert first[1] != second[1], "decoded KV passed for prefilled"
+    elsewhere = PageHasher(b"model", b"everything", 8)
+    one.page_hashes = []
+    assert elsewhere.extend(one, 2)[0] == first[0]
+    assert elsewhere.extend(one, 2)[1] != first[1]

@@ -61,7 +61,7 @@ def load(
         fault_in_early(store, settings.store_wait_seconds, called_off)
     from transformers.utils import logging as transformers_logging
 
-    from services.decoder.engine.assembly import assemble, check_device, dense_ops, limits_of
+    from services.decoder.engine.assembly import assemble, check_device, dense_ops, limits_of, page_hasher
     from services.decoder.engine.host_allocator import keep_freed_memory
     from services.decoder.engine.loop import Loop
     from services.decoder.engine.memory_plan import MemoryPlan, kv_fingerprint, kv_planes, kv_shape
@@ -102,7 +102,8 @@ def load(
     servicer.progress("allocating the hot buffer and its tables")
     runner = assemble(plan, model, arena, device)
     device_pages = DevicePages(plan.device_pages)
-    scheduler = Scheduler(limits_of(plan), store, device_pages)
+    hasher = page_hasher(plan, kv_fingerprint(spec, shape))
+    scheduler = Scheduler(limits_of(plan), store, device_pages, hasher)
     _log.info("memory_plan model=%s device=%s\n%s", settings.model.name, device, plan.table())
     return Served(
         spec=spec,

@@ -20,6 +20,7 @@ from services.decoder.engine.device_sampler import DeviceSampler
 from services.decoder.engine.draw import DeviceDraw, HostDraw
 from services.decoder.engine.limits import Limits
 from services.decoder.engine.memory_plan import MemoryPlan
+from services.decoder.engine.page_hash import PageHasher
 from services.decoder.engine.runner import Runner
 from services.decoder.kernels.dense import DenseOps
 from services.decoder.kernels.step_kernels import StepKernels
@@ -117,6 +118,15 @@ def step_kernels(plan: MemoryPlan, device: torch.device) -> StepKernels:
 
     rows, kv_heads = plan.settings.max_rows, plan.shape.kv_heads
     return GpuKernels(rows, kv_heads, device, skip_io=plan.settings.probe_no_io)
+
+
+def page_hasher(plan: MemoryPlan, fingerprint: bytes) -> PageHasher | None:
+    """What names this engine's pages; None where the settings want no prefix cache."""
+    settings = plan.settings
+    if not settings.prefix_cache:
+        return None
+    decoding = (settings.selector, settings.quest_sharing, settings.budget_tokens, settings.dense_layers)
+    return PageHasher(fingerprint, repr(decoding).encode(), plan.shape.page_tokens)
 
 
 def limits_of(plan: MemoryPlan) -> Limits:

@@ -1,10 +1,12 @@
-"""What the scheduler asks of the store: pages, in one call a step.
+"""What the scheduler asks of the store: pages, in one call a step, and those that are there already.
 
 The Protocol, and a store in memory for tests and for planning without a server.
 """
 
 from __future__ import annotations
 
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 
@@ -13,6 +15,14 @@ class HostPage(NamedTuple):
 
     page: int
     generation: int
+
+
+class SealOrder(NamedTuple):
+    """A full page of ours that becomes immutable and findable."""
+
+    page: HostPage
+    page_hash: bytes
+    parent: HostPage | None  # the page before it in the sequence
 
 
 class HostPages(Protocol):
@@ -26,8 +36,19 @@ class HostPages(Protocol):
     def free(self) -> int:
         """Pages that an exchange can get, as far as known; other clients may be quicker."""
 
-    def exchange(self, give: list[HostPage], want: int) -> list[HostPage] | None:
-        """Give pages back and take `want` others; None if there are too few, and then none were taken.
+    def match(self, page_hashes: Sequence[bytes]) -> list[HostPage]:
+        """Take a reference to each page of the longest sealed prefix of a chain of hashes.
+
+        Raises:
+            Unavailable: the store is out of reach; nothing was taken.
+        """
+
+    def exchange(
+        self, give: list[HostPage], want: int, seals: Sequence[SealOrder] = ()
+    ) -> list[HostPage] | None:
+        """Give references back, seal, and take `want` pages; None if there are too few, and then none were.
+
+        No page of `seals`, and no parent of one, is among those given back by the same call.
 
         Raises:
             Unavailable: the store is out of reach; nothing was given or taken.
@@ -35,12 +56,16 @@ class HostPages(Protocol):
 
 
 class LocalPages:
-    """An arena's worth of pages without a store."""
+    """An arena's worth of pages without a store; sealed pages stay until room is short."""
 
     def __init__(self, total: int) -> None:
         self._total = total
         self._free = list(range(total - 1, -1, -1))
         self._generation = [0] * total
+        self._references: Counter[HostPage] = Counter()
+        self._by_hash: dict[bytes, HostPage] = {}
+        self._hash_of: dict[HostPage, bytes] = {}
+        self._idle: OrderedDict[HostPage, None] = OrderedDict()  # sealed and held by nobody, stalest first
         self.calls = 0
 
     @property
@@ -50,19 +75,56 @@ class LocalPages:
 
     @property
     def free(self) -> int:
-        """Pages not given out."""
-        return len(self._free)
+        """Pages not held."""
+        return len(self._free) + len(self._idle)
 
-    def exchange(self, give: list[HostPage], want: int) -> list[HostPage] | None:
+    def match(self, page_hashes: Sequence[bytes]) -> list[HostPage]:
+        """As the Protocol says."""
+        found = []
+        for page_hash in page_hashes:
+            page = self._by_hash.get(page_hash)
+            if page is None:
+                break
+            self._references[page] += 1
+            self._idle.pop(page, None)
+            found.append(page)
+        return found
+
+    def exchange(
+        self, give: list[HostPage], want: int, seals: Sequence[SealOrder] = ()
+    ) -> list[HostPage] | None:
         """As the Protocol says."""
         self.calls += 1
-        for page, generation in give:
-            if self._generation[page] != generation or page in self._free:
-                raise ValueError(f"page {page} is not held")
-            self._free.append(page)
-        if want > len(self._free):
+        for page in reversed(give):  # the last pages of a sequence go stale first
+            if self._references[page] < 1:
+                raise ValueError(f"page {page.page} is not held")
+            self._references[page] -= 1
+            if not self._references[page]:
+                del self._references[page]
+                if page in self._hash_of:
+                    self._idle[page] = None
+                else:
+                    self._free.append(page.page)
+        for page, page_hash, parent in seals:
+            if self._references[page] < 1 or page in self._hash_of:
+                raise ValueError(f"page {page.page} is not held, or sealed already")
+            if parent is not None and parent not in self._hash_of:
+                raise ValueError(f"the parent of page {page.page} is not sealed")
+            self._hash_of[page] = page_hash
+            self._by_hash.setdefault(page_hash, page)
+        if want > self.free:
             return None
-        pages = [self._free.pop() for _ in range(want)]
-        for page in pages:
-            self._generation[page] += 1
-        return [HostPage(page, self._generation[page]) for page in pages]
+        return [self._take() for _ in range(want)]
+
+    def _take(self) -> HostPage:
+        if not self._free:
+            stale, _ = self._idle.popitem(last=False)
+            page_hash = self._hash_of.pop(stale)
+            if self._by_hash.get(page_hash) == stale:
+                del self._by_hash[page_hash]
+            self._free.append(stale.page)
+        number = self._free.pop()
+        self._generation[number] += 1
+        page = HostPage(number, self._generation[number])
+        self._references[page] = 1
+        return page

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from services.contract.errors import InvalidRequest
 from services.decoder.engine.sequence import Sequence
+from services.decoder.engine.step_plan import Chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,3 +38,10 @@ class Limits:
                 f"{len(sequence.prompt)} prompt tokens and {sequence.max_tokens} to generate need room "
                 f"for {need} tokens; this server holds {most} for one choice"
             )
+
+    def next_chunk(self, sequence: Sequence, budget: int) -> Chunk | None:
+        """The next run of a prompt, at most `budget` tokens: to its end, or to a block's edge."""
+        end = min(len(sequence.prompt), sequence.computed + budget)
+        if end < len(sequence.prompt):
+            end -= end % self.block_tokens
+        return Chunk(sequence, sequence.computed, end) if end > sequence.computed else None

@@ -31,6 +31,7 @@ class LoopStats:
     waiting: int = 0
     rows_used: int = 0
     prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
     generation_tokens: int = 0
     steps: int = 0
     step_ns: int = 0
@@ -136,6 +137,7 @@ class Loop:
         self._stats = replace(
             was,
             prompt_tokens=was.prompt_tokens + sum(end - start for _, start, end in plan.chunks),
+            cached_prompt_tokens=was.cached_prompt_tokens + plan.cached_tokens,
             generation_tokens=was.generation_tokens + sum(len(tokens) for _, tokens in news),
             steps=was.steps + 1,
             step_ns=was.step_ns + nanoseconds,

@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 
 from services.contract.layout import ArenaLayout
-from services.decoder.engine.assembly import Wrap, assemble, dense_ops, limits_of
+from services.decoder.engine.assembly import Wrap, assemble, dense_ops, limits_of, page_hasher
 from services.decoder.engine.host_pages import LocalPages
-from services.decoder.engine.memory_plan import MemoryPlan, kv_planes, kv_shape
+from services.decoder.engine.memory_plan import MemoryPlan, kv_fingerprint, kv_planes, kv_shape
 from services.decoder.engine.scheduler import Scheduler
 from services.decoder.engine.sequence import Sequence
 from services.decoder.engine.step_plan import StepPlan
@@ -56,7 +56,8 @@ class OfflineEngine:
             Path(path).unlink()  # the mapping keeps the bytes
         self.host = LocalPages(layout.page_count)
         self.device_pages = DevicePages(self.plan.device_pages)
-        self.scheduler = Scheduler(limits_of(self.plan), self.host, self.device_pages)
+        hasher = page_hasher(self.plan, kv_fingerprint(spec, shape))
+        self.scheduler = Scheduler(limits_of(self.plan), self.host, self.device_pages, hasher)
         self.runner = assemble(self.plan, self.model, self.arena, device, wrap)
         self.on_plan: Callable[[StepPlan], None] = lambda plan: None
         self._stepper = Stepper(self.scheduler, self.runner, nullcontext(), lambda plan: self.on_plan(plan))

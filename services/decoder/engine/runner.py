@@ -76,6 +76,9 @@ class Runner:
             self.residence.leave(row)
         for row, first, host_pages, device_pages in plan.new_pages:
             self.tables.put(row, first, host_pages, device_pages)
+        self.residence.load(plan.loads)
+        if self.bounds is not None:
+            self.bounds.load(plan.loads)
         if not plan.tokens:
             return RunningStep(plan, [], None)
         logits, hidden = self._decode(plan), None

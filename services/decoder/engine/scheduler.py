@@ -14,23 +14,30 @@ from bisect import insort
 from services.contract.errors import InvalidRequest, NoRoom, Unavailable
 from services.decoder.engine.host_pages import HostPage, HostPages
 from services.decoder.engine.limits import Limits
+from services.decoder.engine.page_desk import PageDesk
+from services.decoder.engine.page_hash import PageHasher
+from services.decoder.engine.room import Room
 from services.decoder.engine.sequence import Finish, SampledToken, Sequence
 from services.decoder.engine.step_plan import Chunk, NewPages, StepPlan
 from services.decoder.kv.device_pages import DevicePages
+
+_Needs = list[tuple[Sequence, int]]  # host pages that each sequence of a step lacks
 
 
 class Scheduler:
     """Decides steps and keeps the books of rows and pages."""
 
-    def __init__(self, limits: Limits, host: HostPages, device: DevicePages) -> None:
+    def __init__(
+        self, limits: Limits, host: HostPages, device: DevicePages, hasher: PageHasher | None = None
+    ) -> None:
+        """Without a `hasher` no prefix is looked for, and none is left behind."""
         self.limits = limits
         self.waiting: list[Sequence] = []  # most urgent first
         self.running: list[Sequence] = []  # most urgent first
         self.preemptions = 0
-        self._host = host
+        self._desk = PageDesk(host, hasher, limits.page_tokens)
         self._device = device
         self._free_rows = list(range(limits.max_rows - 1, -1, -1))
-        self._given_up: list[HostPage] = []  # to go back with the next exchange
         self._left_rows: list[int] = []
         self._arrivals = 0
 
@@ -43,7 +50,7 @@ class Scheduler:
             NoRoom: the queue is full.
         """
         for sequence in sequences:
-            self.limits.check_possible(sequence, self._host.total, self._device.count)
+            self.limits.check_possible(sequence, self._desk.total, self._device.count)
         most = self.limits.max_waiting + self.limits.max_rows
         if len(sequences) > most:
             raise InvalidRequest(f"{len(sequences)} choices were asked for; this server takes at most {most}")
@@ -69,7 +76,7 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything, giving pages back included."""
-        return bool(self.waiting or self.running or self._given_up or self._left_rows)
+        return bool(self.waiting or self.running or self._left_rows or self._desk.has_work)
 
     def plan(self) -> StepPlan:
         """Decide the next step and take the pages that it needs, in one exchange with the store.
@@ -79,12 +86,8 @@ class Scheduler:
                 computed, and the call may be repeated.
         """
         chunks, decodes = self._choose()
-        needs = [(sequence, self._lacking(sequence, end)) for sequence, end in self._ends(chunks, decodes)]
-        want = sum(count for _, count in needs)
-        pages: list[HostPage] | None = []
-        if want or self._given_up:
-            pages = self._host.exchange(self._given_up, want)
-            self._given_up = []
+        needs = [(sequence, self._need(sequence, end)[0]) for sequence, end in self._ends(chunks, decodes)]
+        pages = self._desk.exchange(sum(count for _, count in needs))
         if pages is None:
             raise Unavailable("another client of the store took the pages first")
         return self._commit(chunks, decodes, needs, pages)
@@ -99,7 +102,13 @@ class Scheduler:
             Unavailable: as `plan`.
         """
         rows = running.decodes
-        if running.chunks or not rows or self._given_up or self._left_rows or len(rows) != len(self.running):
+        if (
+            running.chunks
+            or not rows
+            or self._desk.gives_back
+            or self._left_rows
+            or len(rows) != len(self.running)
+        ):
             return None
         if self.waiting and self._free_rows:
             return None
@@ -107,11 +116,11 @@ class Scheduler:
             # A token that is told with log probabilities is waited for anyway.
             if len(sequence.generated) + 1 >= sequence.max_tokens or sequence.sampling.wants_logprobs:
                 return None
-        needs = [(sequence, self._lacking(sequence, sequence.computed + 2)) for sequence in rows]
+        needs = [(sequence, self._need(sequence, sequence.computed + 2)[0]) for sequence in rows]
         want = sum(count for _, count in needs)
-        if want > min(self._host.free, self._device.free):
+        if want > min(self._desk.free, self._device.free):
             return None
-        pages = self._host.exchange([], want) if want else []
+        pages = self._desk.exchange(want)
         if pages is None:
             return None
         plan = self._commit([], list(rows), needs, pages)
@@ -139,29 +148,17 @@ class Scheduler:
             sequence.computed += 1
         news = []
         for sequence in [*decodes, *(chunk.sequence for chunk in plan.chunks)]:
+            self._desk.seal_full_pages(sequence)
+        for sequence in [*decodes, *(chunk.sequence for chunk in plan.chunks)]:
             if sequence.is_prefilling:
                 continue
             assert sequence.row is not None
-            fresh = self._book(sequence, sampled.get(sequence.row))
+            fresh = sequence.book(sampled.get(sequence.row))
             if fresh or sequence.finish:
                 news.append((sequence, fresh))
             if sequence.finish:
                 self._retire(sequence)
         return news
-
-    @staticmethod
-    def _book(sequence: Sequence, token: SampledToken | None) -> list[SampledToken]:
-        """Take a token; returns what of it is new to the client."""
-        if token is None:
-            sequence.finish, sequence.error = Finish.ERROR, "the model's output is not a number"
-        elif sequence.max_tokens == 0:
-            sequence.finish = Finish.LENGTH
-        else:
-            sequence.take(token.token)
-            if len(sequence.generated) > sequence.reported:
-                sequence.reported += 1
-                return [token]
-        return []
 
     def fail(self, sequence: Sequence, reason: str) -> None:
         """End one sequence with an error."""
@@ -179,105 +176,107 @@ class Scheduler:
         held = sum(len(sequence.device_pages) for sequence in self.running)
         assert held + self._device.free == self._device.count, "device pages lost"
         for sequence in self.running:
-            assert len(sequence.host_pages) == len(sequence.device_pages)
+            waits = not sequence.device_pages and sequence.computed == sequence.cached  # its exchange failed
+            assert waits or len(sequence.host_pages) == len(sequence.device_pages)
             assert sequence.computed <= len(sequence.host_pages) * self.limits.page_tokens
         self._device.check_integrity()
-
-    def _lacking(self, sequence: Sequence, end: int) -> int:
-        return max(0, -(-end // self.limits.page_tokens) - len(sequence.host_pages))
 
     def _ends(self, chunks: list[Chunk], decodes: list[Sequence]) -> list[tuple[Sequence, int]]:
         """Each sequence of the step, and the tokens that its pages must hold after it."""
         return [(sequence, sequence.computed + 1) for sequence in decodes] + [
-            (sequence, self._admission_tokens(sequence) if start == 0 else end)
-            for sequence, start, end in chunks
+            (sequence, end if sequence.device_pages else sequence.admission_tokens)
+            for sequence, _, end in chunks
         ]
-
-    @staticmethod
-    def _admission_tokens(sequence: Sequence) -> int:
-        """A sequence starts with room for all it must compute before its first new token, and for that
-        one if there is to be any: never more than `Limits.check_possible` counted.
-        """
-        return len(sequence.prompt) + min(len(sequence.known) + 1, sequence.max_tokens)
-
-    def _admission_pages(self, sequence: Sequence) -> int:
-        return self._lacking(sequence, self._admission_tokens(sequence))
 
     def _choose(self) -> tuple[list[Chunk], list[Sequence]]:
         """Decodes first, then chunks of running prompts, then new ones; preempts where pages are short."""
-        free = min(self._host.free + len(self._given_up), self._device.free)
         decodes: list[Sequence] = []
+        room = Room(self._desk.free, self._device.free)
         for sequence in [s for s in self.running if not s.is_prefilling]:
             if sequence.row is None:
                 continue  # preempted a moment ago
-            need = self._lacking(sequence, sequence.computed + 1)
-            while need > free and self.running[-1] is not sequence:
-                free += self._preempt(self.running[-1])
-            if need > free:
-                free += self._preempt(sequence)
+            end = sequence.computed + 1
+            while not room.fits(self._need(sequence, end)) and self.running[-1] is not sequence:
+                room.gain(self._preempt(self.running[-1]))
+            if not room.fits(self._need(sequence, end)):
+                room.gain(self._preempt(sequence))
                 continue
-            free -= need
+            room.spend(self._need(sequence, end))
             decodes.append(sequence)
         budget = self.limits.max_step_tokens - len(decodes)
         chunks = []
         for sequence in [s for s in self.running if s.is_prefilling]:
             # Nothing is lacking but where an exchange failed right after the admission.
-            need = 0 if sequence.host_pages else self._admission_pages(sequence)
-            if need > free:
-                free += self._preempt(sequence)
+            need = self._need(sequence, sequence.admission_tokens)
+            if not room.fits(need):
+                room.gain(self._preempt(sequence))
                 continue
-            chunk = self._chunk(sequence, budget)
+            chunk = self.limits.next_chunk(sequence, budget)
             if chunk is not None:
-                free -= need
+                room.spend(need)
                 chunks.append(chunk)
                 budget -= chunk.end - chunk.start
-        while self.waiting and self._free_rows:
-            sequence = self.waiting[0]
-            need = self._admission_pages(sequence)
-            spare = len(self.running)  # each running row may want a page soon
-            chunk = self._chunk(sequence, budget)
-            if chunk is None or (need + spare > free and self.running) or need > free:
+        while self.waiting and self._free_rows and budget >= self.limits.block_tokens:
+            chunk = self._admit(self.waiting[0], room, budget)
+            if chunk is None:
                 break
-            free -= need
-            budget -= chunk.end - chunk.start
             chunks.append(chunk)
-            del self.waiting[0]
-            sequence.row = self._free_rows.pop()
-            insort(self.running, sequence, key=lambda seated: seated.rank)
+            budget -= chunk.end - chunk.start
         return chunks, decodes
 
-    def _chunk(self, sequence: Sequence, budget: int) -> Chunk | None:
-        """The next run of a prompt: to its end, or to a block's edge."""
-        end = min(len(sequence.prompt), sequence.computed + budget)
-        if end < len(sequence.prompt):
-            end -= end % self.limits.block_tokens
-        return Chunk(sequence, sequence.computed, end) if end > sequence.computed else None
+    def _need(self, sequence: Sequence, end: int) -> tuple[int, int]:
+        """Host and device pages that are lacking for `end` tokens."""
+        pages = -(-end // self.limits.page_tokens)
+        return max(0, pages - len(sequence.host_pages)), max(0, pages - len(sequence.device_pages))
+
+    def _admit(self, sequence: Sequence, room: Room, budget: int) -> Chunk | None:
+        """Seat the first in the queue, if there is room for it; its first chunk."""
+        matched = self._desk.match(sequence)
+        room.host -= len(matched)  # they were free, or somebody else's anyway
+        sequence.host_pages = matched
+        sequence.computed = len(matched) * self.limits.page_tokens
+        host, device = self._need(sequence, sequence.admission_tokens)
+        spare = len(self.running)  # each running row may want a page soon
+        chunk = self.limits.next_chunk(sequence, budget)
+        if chunk is None or not room.fits((host + spare, device + spare)):
+            self._desk.give(matched)
+            room.host += len(matched)
+            sequence.host_pages, sequence.computed = [], 0
+            return None
+        room.spend((host, device))
+        sequence.cached = sequence.computed
+        sequence.sealed = len(matched)
+        del self.waiting[0]
+        sequence.row = self._free_rows.pop()
+        insort(self.running, sequence, key=lambda seated: seated.rank)
+        return chunk
 
     def _commit(
-        self,
-        chunks: list[Chunk],
-        decodes: list[Sequence],
-        needs: list[tuple[Sequence, int]],
-        pages: list[HostPage],
+        self, chunks: list[Chunk], decodes: list[Sequence], needs: _Needs, pages: list[HostPage]
     ) -> StepPlan:
         plan = StepPlan(left_rows=self._left_rows, decodes=decodes, chunks=chunks)
         self._left_rows = []
         for sequence, count in needs:
-            if not count:
+            if not count and len(sequence.device_pages) == len(sequence.host_pages):
                 continue
             assert sequence.row is not None
-            mine, pages = pages[:count], pages[count:]
-            device = self._device.take(count)
+            sequence.host_pages += pages[:count]
+            pages = pages[count:]
+            first = len(sequence.device_pages)
+            device = self._device.take(len(sequence.host_pages) - first)
             assert device is not None, "the scheduler promised more device pages than there are"
-            first = len(sequence.host_pages)
-            plan.new_pages.append(NewPages(sequence.row, first, [page.page for page in mine], device))
-            sequence.host_pages += mine
             sequence.device_pages += device
+            host = [page.page for page in sequence.host_pages[first:]]
+            plan.new_pages.append(NewPages(sequence.row, first, host, device))
+            found = sequence.cached // self.limits.page_tokens - first
+            if found > 0:
+                plan.loads += zip(host[:found], device[:found], strict=True)
+                plan.cached_tokens += sequence.cached
         return plan
 
-    def _preempt(self, sequence: Sequence) -> int:
-        """Make a running sequence wait; returns how many pages came free."""
-        pages = len(sequence.host_pages)
+    def _preempt(self, sequence: Sequence) -> tuple[int, int]:
+        """Make a running sequence wait; returns how many host and device pages came free."""
+        pages = len(sequence.host_pages), len(sequence.device_pages)
         self.preemptions += 1
         self._unseat(sequence)
         sequence.rewind()
@@ -293,7 +292,7 @@ class Scheduler:
     def _unseat(self, sequence: Sequence) -> None:
         assert sequence.row is not None
         self.running.remove(sequence)
-        self._given_up += sequence.host_pages
+        self._desk.give(sequence.host_pages)
         self._device.give_back(sequence.device_pages)
         self._left_rows.append(sequence.row)
         self._free_rows.append(sequence.row)

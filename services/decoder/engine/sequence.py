@@ -76,10 +76,14 @@ class Sequence:
     stop_ids: frozenset[int] = frozenset()
     priority: int = 0
     known: list[int] = field(default_factory=list)  # tokens this choice must begin with: replayed, not drawn
+    salt: bytes = b""  # of the tenant: prefixes are shared inside one only
     arrival: int = 0  # set by the scheduler; earlier is older
 
     generated: list[int] = field(default_factory=list)
     computed: int = 0  # tokens whose KV is written
+    cached: int = 0  # of these, prompt tokens that were found in the store
+    sealed: int = 0  # pages that are sealed, or about to be
+    page_hashes: list[bytes] = field(default_factory=list)  # of full pages, as far as they were asked for
     row: int | None = None
     host_pages: list[HostPage] = field(default_factory=list)
     device_pages: list[int] = field(default_factory=list)
@@ -111,6 +115,26 @@ class Sequence:
         elif len(self.generated) >= self.max_tokens:
             self.finish = Finish.LENGTH
 
+    @property
+    def admission_tokens(self) -> int:
+        """What a sequence starts with room for: all it must compute before its first new token, and that one
+        if there is to be any. Never more than `Limits.check_possible` counted.
+        """
+        return len(self.prompt) + min(len(self.known) + 1, self.max_tokens)
+
+    def book(self, token: SampledToken | None) -> list[SampledToken]:
+        """Take a drawn token, None if the logits were no numbers; what of it is new to the client."""
+        if token is None:
+            self.finish, self.error = Finish.ERROR, "the model's output is not a number"
+        elif self.max_tokens == 0:
+            self.finish = Finish.LENGTH
+        else:
+            self.take(token.token)
+            if len(self.generated) > self.reported:
+                self.reported += 1
+                return [token]
+        return []
+
     def next_known(self, ahead: int = 0) -> int | None:
         """The token that must come next, if the answer is being replayed; `ahead`: that many tokens later."""
         at = len(self.generated) + ahead
@@ -120,5 +144,5 @@ class Sequence:
         """Forget all computed KV; what was generated will be replayed, token by token."""
         self.known = self.generated + self.known[len(self.generated) :]
         self.generated = []
-        self.computed = 0
+        self.computed = self.cached = self.sealed = 0
         self.prompt_logprobs = []

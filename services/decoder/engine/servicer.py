@@ -144,6 +144,7 @@ class EngineServicer(pb_grpc.EngineServicer):
             requests_waiting=stats.waiting,
             prompt_tokens=stats.prompt_tokens,
             generation_tokens=stats.generation_tokens,
+            cached_prompt_tokens=stats.cached_prompt_tokens,
             steps=stats.steps,
             step_ns=stats.step_ns,
             layers=[
@@ -202,6 +203,7 @@ def _sequences(request: pb.SubmitRequest, eos: tuple[int, ...]) -> list[Sequence
             stop_ids=frozenset(stop),
             priority=request.priority,
             known=list(choice.generated_tokens),
+            salt=request.cache_salt,
             reported=len(choice.generated_tokens),
         )
         for choice in request.choices
@@ -216,6 +218,7 @@ def _event(sequence: Sequence, tokens: list[SampledToken]) -> pb.TokenEvent:
         tokens=map(_token, tokens),
         finish_reason=_FINISH[sequence.finish],
         error=sequence.error,
+        cached_prompt_tokens=sequence.cached if first else 0,
         prompt=map(_token, sequence.prompt_logprobs) if first else (),
     )
 

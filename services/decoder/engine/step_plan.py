@@ -30,15 +30,19 @@ class NewPages(NamedTuple):
 
 @dataclass(slots=True)
 class StepPlan:
-    """Applied in this order: rows leave, pages join, decodes and chunks run."""
+    """Applied in this order: rows leave, pages join, pages are loaded, decodes and chunks run."""
 
     left_rows: list[int] = field(default_factory=list)
     new_pages: list[NewPages] = field(default_factory=list)
+    # (host page, device page) of pages found in the store: their index, and in full mode their KV, is loaded.
+    loads: list[tuple[int, int]] = field(default_factory=list)
     decodes: list[Sequence] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
     # Planned while the step before is still running: each sequence has a token more than its books say, and
     # the device alone knows which.
     ahead: bool = False
+
+    cached_tokens: int = 0  # of prompts admitted in this step, found in the store
 
     @property
     def tokens(self) -> int:

@@ -10,7 +10,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -31,7 +31,9 @@ from services.contract.errors import (
 from services.contract.file_lock import FileLock
 from services.contract.layout import LAYOUT_VERSION, ArenaLayout
 from services.contract.planes import Plane, planes_to_wire
-from services.decoder.engine.host_pages import HostPage
+from services.decoder.engine.held_pages import HeldPages
+from services.decoder.engine.host_pages import HostPage, SealOrder
+from services.decoder.engine.page_refs import from_wire, seal_to_wire, to_wire
 
 _log = logging.getLogger(__name__)
 _CALL_SECONDS = 2.0  # a store that hangs holds up a shutdown for three of these
@@ -55,7 +57,7 @@ class StoreSession:
         self._request = pb.AttachRequest()
         self._reply = pb.AttachReply()
         self._inode = 0
-        self._held: set[HostPage] = set()
+        self._held = HeldPages()
         self._stash: list[HostPage] = []  # taken by an exchange whose answer came late
         self._unanswered: pb.UpdateRequest | None = None
         self._sequence = 0
@@ -142,11 +144,35 @@ class StoreSession:
 
     @property
     def held(self) -> int:
-        """Pages that this session holds."""
-        return len(self._held)
+        """References to pages that this session holds."""
+        return self._held.count
 
-    def exchange(self, give: list[HostPage], want: int) -> list[HostPage] | None:
+    def match(self, page_hashes: Sequence[bytes]) -> list[HostPage]:
         """As HostPages says.
+
+        Raises:
+            Unavailable: the store is out of reach, or was restarted a moment ago.
+        """
+        with self._lock:
+            self._settle()
+            request = pb.MatchRequest(
+                session_id=self._reply.session_id, epoch=self._reply.epoch, page_hashes=page_hashes
+            )
+            try:
+                reply = self._call(lambda: self._store.Match(request, timeout=_CALL_SECONDS))
+            except (StaleReference, NotFound):
+                self._take_up_again()
+                raise Unavailable("kvstore was restarted; the session has been taken up again") from None
+            pages = list(map(from_wire, reply.pages))
+            self._held.take(pages)
+            self._held.note_sealed(pages)
+            self._free = max(0, self._free - len(pages))  # at worst; the next exchange knows better
+            return pages
+
+    def exchange(
+        self, give: list[HostPage], want: int, seals: Sequence[SealOrder] = ()
+    ) -> list[HostPage] | None:
+        """As HostPages says. Seals that a restart of the store has made impossible are left out.
 
         Raises:
             Unavailable: the store is out of reach; repeat the call, with other wishes if need be.
@@ -155,15 +181,17 @@ class StoreSession:
         with self._lock:
             self._settle()
             # The others went with an answer that came late.
-            give = [page for page in give if page in self._held]
+            give = self._held.held_of(give)
+            sealing = self._held.possible(seals)
             lacking = max(0, want - len(self._stash))
-            if give or lacking:
+            if give or sealing or lacking:
                 self._sequence += 1
                 self._unanswered = pb.UpdateRequest(
                     session_id=self._reply.session_id,
                     epoch=self._reply.epoch,
                     sequence=self._sequence,
-                    releases=[pb.PageRef(page=page, generation=generation) for page, generation in give],
+                    releases=map(to_wire, give),
+                    seals=map(seal_to_wire, sealing),
                     allocate_pages=lacking,
                 )
                 self._settle()
@@ -201,10 +229,11 @@ class StoreSession:
         except StateConflict as error:
             raise Unavailable(f"kvstore gives no pages: {error}") from error
         self._unanswered = None
-        self._free = reply.free_pages
-        self._held -= {HostPage(page.page, page.generation) for page in request.releases}
-        taken = [HostPage(page.page, page.generation) for page in reply.pages]
-        self._held |= set(taken)
+        self._free = reply.free_pages + reply.cached_pages
+        self._held.let_go(map(from_wire, request.releases))
+        self._held.note_sealed(from_wire(seal.page) for seal in request.seals)
+        taken = list(map(from_wire, reply.pages))
+        self._held.take(taken)
         self._stash += taken
 
     def _beat(self) -> None:
@@ -235,11 +264,9 @@ class StoreSession:
         if lost is not None:
             # Whether or not the old store did what this asked, what it was to release and what it may have
             # allocated come back with the attach, for we claim neither.
-            self._held -= {HostPage(page.page, page.generation) for page in lost.releases}
+            self._held.let_go(map(from_wire, lost.releases))
         self._request.ClearField("held_pages")
-        self._request.held_pages.extend(
-            pb.PageRef(page=page, generation=generation) for page, generation in self._held
-        )
+        self._request.held_pages.extend(map(to_wire, self._held.references()))
         try:
             reply = self._call(lambda: self._store.Attach(self._request, timeout=_CALL_SECONDS))
         except StateConflict as error:
@@ -249,7 +276,8 @@ class StoreSession:
         self._reply = reply
         self._sequence = 0
         self._unanswered = None
-        _log.info("session_taken_up epoch=%d pages=%d", reply.epoch, len(self._held))
+        self._held.only_sealed(map(from_wire, reply.sealed_pages))
+        _log.info("session_taken_up epoch=%d pages=%d", reply.epoch, self.held)
 
     def _patiently(self, seconds: float, call: Callable[[], _T]) -> _T:
         """Repeat a call while the store cannot be reached, up to `seconds`."""

@@ -32,6 +32,14 @@ class BoundsIndex:
         place = layer - self._first
         return BlockBounds(self.pool[place].view(self._block), self._arena[place].view(self._block))
 
+    def load(self, pages: Sequence[tuple[int, int]]) -> None:
+        """Bring the bounds of full pages, given as (host page, device page), from the arena."""
+        if not pages:
+            return
+        host, device = torch.tensor(pages, device=self.pool.device).unbind(1)
+        for pool, arena in zip(self.pool, self._arena, strict=True):
+            pool.index_copy_(0, device, arena.index_select(0, host))
+
     def save(self, pages: Sequence[tuple[int, int]]) -> None:
         """Copy the bounds of pages, given as (host page, device page), to the arena."""
         if not pages:

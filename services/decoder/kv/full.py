@@ -6,6 +6,8 @@ Knows no LRU and no hot buffer: a block's place is its page's place. The arena i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -39,6 +41,16 @@ class Full:
 
     def seat(self, row: int, tokens: int) -> None:
         """Nothing to do: prefill wrote the pages."""
+
+    def load(self, pages: Sequence[tuple[int, int]]) -> None:
+        """Copy them to the device."""
+        if not pages:
+            return
+        host, device = torch.tensor(pages, device=self._pools[0].device).unbind(1)
+        page_blocks = self._shape.groups * self._shape.blocks_per_page
+        for pool, arena in zip(self._pools, self._arena, strict=True):
+            found = arena.view(-1, page_blocks * self._shape.block_elements).index_select(0, host)
+            pool.view(-1, page_blocks * self._shape.block_elements).index_copy_(0, device, found)
 
     def leave(self, row: int) -> None:
         """Nothing to do: the pages are the scheduler's to give back."""

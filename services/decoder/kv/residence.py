@@ -5,6 +5,7 @@ Knows no selector and no attention.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
@@ -29,6 +30,9 @@ class Residence(Protocol):
 
     def seat(self, row: int, tokens: int) -> None:
         """Make `row` ready to decode after its prefill of `tokens` tokens; its tables are filled in."""
+
+    def load(self, pages: Sequence[tuple[int, int]]) -> None:
+        """Make pages of the arena, given as (host page, device page), readable as history."""
 
     def leave(self, row: int) -> None:
         """Forget `row`; a row that was never seated is ignored."""

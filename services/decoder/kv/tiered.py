@@ -5,6 +5,8 @@ Knows how the two are kept in step; which blocks are read is the selector's choi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -51,6 +53,9 @@ class Tiered:
             block = store.arena.index_select(0, home).view(shape.groups, shape.block_tokens, -1)
             block[:, filled:] = 0  # whatever an earlier owner of the page left there
             store.pool.index_copy_(0, self.hot.open_slots(layer, row), block.view(shape.groups, -1))
+
+    def load(self, pages: Sequence[tuple[int, int]]) -> None:
+        """Nothing to do: history is read in the arena."""
 
     def leave(self, row: int) -> None:
         """Take the row's hot slots."""

@@ -1,0 +1,60 @@
+"""What a session with the store holds: references to pages, and which of them are sealed.
+
+Knows pages; neither the wire nor whose they are.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from services.decoder.engine.host_pages import HostPage, SealOrder
+
+
+class HeldPages:
+    """A page may be held more than once: every sequence that reads it has a reference."""
+
+    def __init__(self) -> None:
+        self._held: Counter[HostPage] = Counter()
+        self._sealed: set[HostPage] = set()
+
+    @property
+    def count(self) -> int:
+        """References."""
+        return self._held.total()
+
+    def references(self) -> Iterable[HostPage]:
+        """Each page as often as it is held."""
+        return self._held.elements()
+
+    def take(self, pages: Iterable[HostPage]) -> None:
+        """One more reference to each."""
+        self._held.update(pages)
+
+    def let_go(self, pages: Iterable[HostPage]) -> None:
+        """One less of each."""
+        self._held -= Counter(pages)
+        self._sealed &= self._held.keys()
+
+    def note_sealed(self, pages: Iterable[HostPage]) -> None:
+        """They are sealed now."""
+        self._sealed.update(pages)
+
+    def only_sealed(self, pages: Iterable[HostPage]) -> None:
+        """These are sealed, and no others."""
+        self._sealed = set(pages)
+
+    def held_of(self, pages: Iterable[HostPage]) -> list[HostPage]:
+        """Those of `pages` that are held, no page more often than it is."""
+        return list((Counter(pages) & self._held).elements())
+
+    def possible(self, seals: Sequence[SealOrder]) -> list[SealOrder]:
+        """Those of pages that are held, not sealed yet, and whose parent is; a restart may have cost it."""
+        sealed = set(self._sealed)
+        possible = []
+        for seal in seals:
+            follows = seal.parent is None or seal.parent in sealed
+            if follows and seal.page in self._held and seal.page not in sealed:
+                sealed.add(seal.page)
+                possible.append(seal)
+        return possible

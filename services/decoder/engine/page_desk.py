@@ -1,0 +1,83 @@
+"""The scheduler's dealings with the store: what goes back, is sealed, is wanted, is there already.
+
+Knows pages, and of sequences what their pages hold; not who runs. Everything but a match waits for the one
+exchange of the next step.
+"""
+
+from __future__ import annotations
+
+from services.contract.errors import Unavailable
+from services.decoder.engine.host_pages import HostPage, HostPages, SealOrder
+from services.decoder.engine.page_hash import PageHasher
+from services.decoder.engine.sequence import Sequence
+
+
+class PageDesk:
+    """Without a hasher no prefix is looked for, and none is left behind."""
+
+    def __init__(self, host: HostPages, hasher: PageHasher | None, page_tokens: int) -> None:
+        self._host = host
+        self._hasher = hasher
+        self._page_tokens = page_tokens
+        self._given_up: list[HostPage] = []
+        self._seals: list[SealOrder] = []
+
+    @property
+    def total(self) -> int:
+        """Pages of the arena."""
+        return self._host.total
+
+    @property
+    def free(self) -> int:
+        """Pages that the next exchange can get, as far as known."""
+        return self._host.free + len(self._given_up)
+
+    @property
+    def gives_back(self) -> bool:
+        """Whether pages wait to go back."""
+        return bool(self._given_up)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether an exchange would do anything."""
+        return bool(self._given_up or self._seals)
+
+    def give(self, pages: list[HostPage]) -> None:
+        """Give pages up; nobody may write them any more."""
+        self._given_up += pages
+
+    def match(self, sequence: Sequence) -> list[HostPage]:
+        """Take the pages of a prompt that are in the store; its last token is left to be computed."""
+        most = (len(sequence.prompt) - 1) // self._page_tokens
+        if self._hasher is None or not most or sequence.sampling.prompt_logprobs:
+            return []
+        try:
+            return self._host.match(self._hasher.extend(sequence, most))
+        except Unavailable:
+            return []  # then it is computed
+
+    def seal_full_pages(self, sequence: Sequence) -> None:
+        """What is computed never changes again, so that others may find it."""
+        full = sequence.computed // self._page_tokens
+        if self._hasher is None or full <= sequence.sealed:
+            return
+        hashes = self._hasher.extend(sequence, full)
+        for index in range(sequence.sealed, full):
+            parent = sequence.host_pages[index - 1] if index else None
+            self._seals.append(SealOrder(sequence.host_pages[index], hashes[index], parent))
+        sequence.sealed = full
+
+    def exchange(self, want: int) -> list[HostPage] | None:
+        """One call for all rows, None if there are too few; what it seals goes back with the next.
+
+        Raises:
+            Unavailable: as HostPages says.
+        """
+        if not (want or self.has_work):
+            return []
+        busy = {page for seal in self._seals for page in (seal.page, seal.parent)}
+        give = [page for page in self._given_up if page not in busy]
+        pages = self._host.exchange(give, want, self._seals)
+        self._given_up = [page for page in self._given_up if page in busy]
+        self._seals = []
+        return pages

@@ -1,0 +1,83 @@
+"""A prefix that is found gives the tokens of one that is computed, in either residence, bounds included."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from services.decoder.engine.offline import OfflineEngine
+from services.decoder.engine.sequence import Sampling, Sequence
+from services.decoder.settings import DecoderSettings
+from tests.decoder import checkpoints
+
+PROMPT = [3 + 7 * i % 200 for i in range(330)]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return checkpoints.save(tmp_path_factory.mktemp("model"), "llama")
+
+
+def engine(checkpoint: Path, **changes: object) -> OfflineEngine:
+    base: dict[str, object] = {
+        "model": checkpoint,
+        "dtype": "float32",
+        "budget_tokens": 32,
+        "max_rows": 3,
+        "max_model_len": 448,
+        "max_step_tokens": 96,
+    }
+    return OfflineEngine(DecoderSettings.model_validate(base | changes), 16 * 2**20)
+
+
+def ask(name: str, prompt: list[int], tokens: int = 20, **more: object) -> Sequence:
+    return Sequence(name, 0, prompt, Sampling(), seed=1, max_tokens=tokens, **more)  # type: ignore[arg-type]  # data
+
+
+@pytest.mark.parametrize("mode", ["tiered", "full"])
+@pytest.mark.parametrize("selector", ["quest", "everything"])
+def test_a_found_prefix_gives_the_same_tokens(checkpoint: Path, mode: str, selector: str) -> None:
+    settings = {"kv_mode": mode, "selector": selector}
+    alone = ask("alone", PROMPT)
+    engine(checkpoint, **settings, prefix_cache=False).generate([alone])
+    assert alone.cached == 0
+
+    ours = engine(checkpoint, **settings)
+    first, again = ask("first", PROMPT), ask("again", PROMPT)
+    ours.generate([first])
+    ours.generate([again])
+    assert (first.cached, again.cached) == (0, 320)
+    assert first.generated == again.generated == alone.generated
+
+    other, reference = PROMPT[:200] + [5] * 100, ask("reference", PROMPT[:200] + [5] * 100)
+    engine(checkpoint, **settings, prefix_cache=False).generate([reference])
+    branch, beside = ask("branch", other), ask("beside", PROMPT)
+    ours.generate([branch, beside])
+    assert (branch.cached, beside.cached) == (192, 320)
+    assert branch.generated == reference.generated
+    assert beside.generated == alone.generated
+    ours.scheduler.check_integrity()
+    ours.runner.residence.check_integrity()
+
+
+def test_tenants_share_nothing(checkpoint: Path) -> None:
+    ours = engine(checkpoint)
+    one, other, again = ask("one", PROMPT), ask("other", PROMPT, salt=b"b"), ask("again", PROMPT, salt=b"b")
+    for sequence in (one, other, again):
+        ours.generate([sequence])
+    assert (one.cached, other.cached, again.cached) == (0, 0, 320)
+    assert one.generated == other.generated == again.generated
+
+
+def test_a_preempted_answer_finds_its_prompt_again(checkpoint: Path) -> None:
+    """Two long answers and room for less: the younger waits, and its prompt is not computed again."""
+    ours = engine(checkpoint, device_cache_tokens=832)
+    alone = [ask(str(i), PROMPT[i:], 100) for i in range(2)]
+    for sequence in alone:
+        engine(checkpoint, prefix_cache=False).generate([sequence])
+    both = [ask(str(i), PROMPT[i:], 100) for i in range(2)]
+    ours.generate(both)
+    assert ours.scheduler.preemptions > 0
+    assert [sequence.generated for sequence in both] == [sequence.generated for sequence in alone]
+    assert both[1].cached >= 256
