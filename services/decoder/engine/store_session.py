@@ -155,9 +155,8 @@ class StoreSession:
         """
         with self._lock:
             self._settle()
-            request = pb.MatchRequest(
-                session_id=self._reply.session_id, epoch=self._reply.epoch, page_hashes=page_hashes
-            )
+            session, epoch = self._reply.session_id, self._reply.epoch
+            request = pb.MatchRequest(session_id=session, epoch=epoch, page_hashes=page_hashes)
             try:
                 reply = self._call(lambda: self._store.Match(request, timeout=_CALL_SECONDS))
             except (StaleReference, NotFound):
@@ -180,8 +179,7 @@ class StoreSession:
         """
         with self._lock:
             self._settle()
-            # The others went with an answer that came late.
-            give = self._held.held_of(give)
+            give = self._held.held_of(give)  # the others went with an answer that came late
             sealing = self._held.possible(seals)
             lacking = max(0, want - len(self._stash))
             if give or sealing or lacking:
