@@ -44,6 +44,8 @@ class Start:
     fail: str = ""  # FAILED with this reason
     exit: int | None = None  # end with this status, with a line on standard error, before listening
     second_fails: bool = False  # the second life of the engine ends with status 3
+    later_fail: str = ""  # every life but the first is FAILED with this reason
+    later_delay: float = 0.0  # seconds of STARTING of every life but the first
     deaf: bool = False  # ignore SIGTERM
     max_model_len: int = 4096
 
@@ -58,14 +60,20 @@ class Orders:
     error_after: int | None = None  # events
     abort_after: int | None = None
     die_after: int | None = None
+    cut_after: int | None = None  # events; then the event stream ends, and the engine lives on
     refuse: str = ""  # name of an error of the tree
     cached: int = 0  # prompt tokens said to come from the cache
+    lives: int = 1000  # of the engine, in which it holds or dies as ordered; later ones just answer
+    refuse_again: str = ""  # as `refuse`, in the second life, once for each error
 
 
 class FakeEngine(pb_grpc.EngineServicer):
-    def __init__(self, settings: FakeSettings, start: Start, journal: Path) -> None:
+    def __init__(self, settings: FakeSettings, start: Start, journal: Path, life: int) -> None:
         self._settings = settings
         self._start = start
+        self._life = life  # 0 = the first
+        self._refused_again: set[str] = set()
+        self._cut = False
         self._tokenizer = TextTokenizer.from_directory(settings.model)
         self._began = time.monotonic()
         self._events: queue.SimpleQueue[pb.EventBatch] = queue.SimpleQueue()
@@ -80,15 +88,17 @@ class FakeEngine(pb_grpc.EngineServicer):
             file.write(json.dumps({what: told}) + "\n")
 
     def Describe(self, request: pb.DescribeRequest, context: grpc.ServicerContext) -> pb.EngineDescription:
-        if time.monotonic() - self._began < self._start.delay:
+        delay = self._start.later_delay if self._life else self._start.delay
+        if time.monotonic() - self._began < delay:
             return pb.EngineDescription(
                 state=pb.ENGINE_STATE_STARTING,
                 detail="loading pretended weights",
                 arena_bytes=4096,
                 arena_registered_bytes=1024,
             )
-        if self._start.fail:
-            return pb.EngineDescription(state=pb.ENGINE_STATE_FAILED, detail=self._start.fail)
+        failure = self._start.later_fail if self._life else self._start.fail
+        if failure:
+            return pb.EngineDescription(state=pb.ENGINE_STATE_FAILED, detail=failure)
         return pb.EngineDescription(
             state=pb.ENGINE_STATE_READY,
             max_model_len_tokens=self._start.max_model_len,
@@ -108,6 +118,10 @@ class FakeEngine(pb_grpc.EngineServicer):
         orders = Orders(**json.loads(request.cache_salt)) if request.cache_salt[:1] == b"{" else Orders()
         if orders.refuse:
             raise getattr(errors, orders.refuse)("as ordered")
+        again = orders.refuse_again
+        if again and self._life == 1 and again not in self._refused_again:
+            self._refused_again.add(again)
+            raise getattr(errors, again)("as ordered")
         with self._lock:
             if (
                 len(self._running) + len(request.choices)
@@ -129,7 +143,7 @@ class FakeEngine(pb_grpc.EngineServicer):
         return pb.AbortReply()
 
     def Events(self, request: pb.EventsRequest, context: grpc.ServicerContext) -> Iterator[pb.EventBatch]:
-        while context.is_active():
+        while context.is_active() and not self._cut:
             with contextlib.suppress(queue.Empty):
                 yield self._events.get(timeout=0.1)
 
@@ -166,26 +180,34 @@ class FakeEngine(pb_grpc.EngineServicer):
     def _answer(self, request: pb.SubmitRequest, choice: pb.Choice, orders: Orders) -> None:
         key = (request.request_id, choice.index)
         ids = self._ids(request, choice, orders)
-        sent = events = 0
+        # Told before: only what is new is told. What is not the same answer so far is an error.
+        sent = len(choice.generated_tokens)
+        events, wrong = 0, list(choice.generated_tokens) != ids[:sent]
+        obeys = self._life < orders.lives
         while True:
             time.sleep(orders.pause)
-            while orders.hold and key not in self._aborted:
+            while orders.hold and obeys and key not in self._aborted:
                 time.sleep(0.01)
             batch = ids[sent : sent + orders.per_event]
             sent += len(batch)
             event = pb.TokenEvent(request_id=request.request_id, choice=choice.index)
             if events == 0:
                 event.cached_prompt_tokens = orders.cached
-                if request.sampling.prompt_logprobs:
+                if request.sampling.prompt_logprobs and not choice.generated_tokens:
                     event.prompt.extend(_scored_prompt(request))
-            if key in self._aborted:
+            if wrong:
+                event.finish_reason, event.error = pb.FINISH_REASON_ERROR, "another answer so far"
+            elif key in self._aborted:
                 event.finish_reason = pb.FINISH_REASON_ABORT
             elif events == orders.error_after:
                 event.finish_reason, event.error = pb.FINISH_REASON_ERROR, "as ordered"
             elif events == orders.abort_after:
                 event.finish_reason = pb.FINISH_REASON_ABORT
-            elif events == orders.die_after:
+            elif events == orders.die_after and obeys:
                 os.kill(os.getpid(), signal.SIGKILL)
+            elif events == orders.cut_after and obeys:
+                self._cut = True
+                return
             else:
                 event.tokens.extend(_token(request, token) for token in batch)
                 if sent >= len(ids):
@@ -252,7 +274,7 @@ def main() -> None:
     settings = FakeSettings.from_command_line(sys.argv[1:], program="fake_engine")
     journal = Path(os.environ["FAKE_ENGINE_JOURNAL"])
     lives = journal.read_text().count('"start"') if journal.exists() else 0
-    engine = FakeEngine(settings, start, journal)
+    engine = FakeEngine(settings, start, journal, lives)
     engine.note("start", {"pid": os.getpid(), **dataclasses.asdict(start)})
     if start.second_fails and lives == 1:
         raise SystemExit(3)

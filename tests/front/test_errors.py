@@ -81,8 +81,14 @@ PROVOKED: dict[str, tuple[int, str, str | None, Provoke]] = {
     ),
     "engine_lost": (503, "server_error", None, lambda front: front.chat(cache_salt=orders(abort_after=1))),
 }
-ELSEWHERE = {"invalid_api_key", "rate_limit_exceeded", "engine_not_ready", "shutting_down"}
-"""Those that need a server of their own, below."""
+ELSEWHERE = {
+    "invalid_api_key",
+    "rate_limit_exceeded",
+    "engine_not_ready",
+    "shutting_down",
+    "request_ends_engines",
+}
+"""Those that need a server of their own, below and in the tests of restarts."""
 
 
 @pytest.mark.parametrize("code", PROVOKED)

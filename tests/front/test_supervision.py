@@ -26,27 +26,18 @@ def _ended_well(front: LiveFront, engine: int) -> None:
 
 
 def test_an_engine_that_dies_is_replaced(default_model: Path) -> None:
-    with live_front(default_model) as front, ThreadPoolExecutor() as pool:
+    with live_front(default_model) as front:
         first = front.engine_pid
-        held = pool.submit(front.chat, cache_salt=orders(hold=True))
-        streamed = pool.submit(front.chat, cache_salt=orders(pause=0.02), stream=True)
-        until(lambda: len(front.noted("submit")) == 2, "both to run")
-        fatal = front.chat(cache_salt=orders(die_after=2))
-        for response in (fatal, held.result()):
-            assert response.status_code == 503
-            assert error_of(response)["code"] == "engine_lost"
-            assert int(response.headers["retry-after"]) > 0
-        assert '"code":"engine_lost"' in streamed.result().text
-        assert "[DONE]" not in streamed.result().text
+        os.kill(first, signal.SIGKILL)
+        until(lambda: "event=engine_restart" in front.log, "the death to be noticed")
         refused = front.chat()
         if refused.status_code != 200:  # it may be back already
             assert error_of(refused)["code"] == "engine_not_ready"
+            assert int(refused.headers["retry-after"]) > 0
         front.until_ready()
         assert front.engine_pid != first
         assert front.chat(max_tokens=2).status_code == 200
-        metrics = httpx.get(f"{front.url}/metrics").text
-        assert 'hotset_engine_restarts_total{engine="0"} 1.0' in metrics
-        assert 'hotset_requests_total{endpoint="chat",outcome="error"} 3.0' in metrics
+        assert 'hotset_engine_restarts_total{engine="0"} 1.0' in httpx.get(f"{front.url}/metrics").text
         assert "killed by signal 9" in front.log
         last = front.engine_pid
         assert front.stop() == 0

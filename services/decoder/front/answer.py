@@ -1,34 +1,37 @@
 """One HTTP request's choices at the engine: submitted, read as they grow, ended whatever happens.
 
+When the engine dies, what is open is handed to its next life with the tokens so far; text, counts and
+clocks stay here and go on. Each life has a mailbox of its own, so that nothing late is taken for news.
 Knows events and text; nothing of HTTP, JSON or SSE. The order of business is `submit`, `pieces`, `close`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from hotset.v1 import engine_pb2
 
-from services.contract.errors import HotsetError, InvalidRequest, NoRoom, StateConflict
+from services.contract.errors import HotsetError, NoRoom, Unavailable
 from services.decoder.front.choice_text import ChoiceText, Piece
 from services.decoder.front.engine_client import EngineClient, EngineGone, Interrupted, Mailbox
-from services.decoder.front.errors import (
-    ApiError,
-    BadRequest,
-    EngineFault,
-    EngineLost,
-    InternalFault,
-    Overloaded,
-    ShuttingDown,
-)
+from services.decoder.front.errors import EngineFault, EngineLost, ShuttingDown
 from services.decoder.front.request_metrics import ChoiceClock, Endpoint, Outcome, RequestMetrics
 from services.decoder.front.sampling import Plan
+from services.decoder.front.submission import Submission, open_choices, refusal
+from services.decoder.front.supervisor import Supervisor
 from services.decoder.front.text.tokenizer import TextTokenizer
 
 Finish = Literal["stop", "length"]
+
+_GONE_SECONDS = 3.0
+"""How much later than a failed call an engine's death may be noticed."""
+_ROOM_PAUSE_SECONDS = 0.1
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,7 @@ class Tally:
 @dataclass(slots=True)
 class _Choice:
     index: int
-    request_id: str
+    submission: Submission
     number: int  # among the prompt's choices
     text: ChoiceText
     clock: ChoiceClock
@@ -73,40 +76,48 @@ class Answer:
     def __init__(
         self,
         client: EngineClient,
+        supervisor: Supervisor,
         tokenizer: TextTokenizer,
         metrics: RequestMetrics,
         *,
         endpoint: Endpoint,
         tally: Tally,
         began: float,
+        restart_seconds: float,
     ) -> None:
         """Arguments.
 
         Args:
             client: the engine that is to answer.
+            supervisor: asked for its next life if it dies.
             tokenizer: of the checkpoint.
             metrics: told of every token and end.
             endpoint: a label of the metrics.
             tally: kept up to date.
             began: when the HTTP request came, monotonic seconds.
+            restart_seconds: how long a next life may take to come and to have room.
         """
         self.tally = tally
         self._client = client
+        self._supervisor = supervisor
         self._tokenizer = tokenizer
         self._metrics = metrics
         self._endpoint: Endpoint = endpoint
         self._began = began
+        self._restart_seconds = restart_seconds
         self._mailbox: Mailbox = asyncio.Queue()
+        self._interrupted = asyncio.Event()
+        self._submissions: list[Submission] = []
         self._open: dict[tuple[str, int], _Choice] = {}
-        self._cached: dict[str, int] = {}
 
     def interrupt(self) -> None:
         """Make `pieces` raise ShuttingDown."""
+        self._interrupted.set()
         self._mailbox.put_nowait(Interrupted())
 
     def close(self, outcome: Outcome) -> None:
         """End whatever still runs at the engine, and book it as `outcome`; again: nothing."""
-        for request_id in {choice.request_id for choice in self._open.values()}:
+        for request_id in {request_id for request_id, _ in self._open}:
             self._client.forget(request_id)
             self._client.abort(request_id)
         for _ in self._open:
@@ -129,13 +140,15 @@ class Answer:
         Raises:
             BadRequest: it does not fit the model.
             Overloaded: the engine's queue is full.
-            EngineLost, ShuttingDown: the engine is gone, or takes nothing new.
+            EngineLost, ShuttingDown: the engine does not answer, or takes nothing new. That it dies now is
+                for `pieces` to find out and mend.
         """
-        submissions = [
-            plan.submission(f"{answer_id}-{number}", tuple(prompt), limit)
+        self._submissions = [
+            Submission(plan.submission(f"{answer_id}-{number}", tuple(prompt), limit))
             for number, prompt in enumerate(prompts)
         ]
-        for number, submission in enumerate(submissions):
+        for number, submission in enumerate(self._submissions):
+            self.tally.prompt_tokens += submission.prompt_tokens
             for choice in range(plan.n):
                 text = ChoiceText(
                     self._tokenizer,
@@ -145,31 +158,92 @@ class Answer:
                     continues=continues,
                 )
                 self._open[submission.request_id, choice] = _Choice(
-                    number * plan.n + choice, submission.request_id, choice, text, ChoiceClock(self._began)
+                    number * plan.n + choice, submission, choice, text, ChoiceClock(self._began)
                 )
-            self.tally.prompt_tokens += len(submission.prompt_tokens)
+        for submission in self._submissions:
             try:
-                await self._client.submit(submission, self._mailbox)
+                await self._client.submit(submission.to_submit(), self._mailbox)
             except HotsetError as error:
-                raise _refusal(error) from error
+                if await self._is_lost(error):
+                    return
+                raise refusal(error) from error
 
     async def pieces(self) -> AsyncIterator[ChoicePiece]:
-        """Every choice's parts as they come, until all have ended.
+        """Every choice's parts as they come, until all have ended; an engine's death is a pause.
 
         Raises:
-            EngineLost: the engine went away.
+            EngineLost: the engine went away, and does not come back.
+            RequestEndsEngines: it went away more than once with this request.
             EngineFault: it ended a choice with an error.
             ShuttingDown: `interrupt` was called.
+            BadRequest, Overloaded: the next life does not take what the first one took.
         """
         while self._open:
             arrival = await self._mailbox.get()
             if isinstance(arrival, EngineGone):
-                raise EngineLost("the engine that worked on this request went away; send the request again")
+                await self._go_on()
+                continue
             if isinstance(arrival, Interrupted):
-                raise ShuttingDown("the server shut down before this answer was finished")
+                raise _cut_short()
             choice = self._open.get((arrival.request_id, arrival.event.choice))
             if choice is not None:
                 yield self._take(choice, arrival.event)
+
+    async def _go_on(self) -> None:
+        """Hand to the engine's next life what is open."""
+        lost, self._mailbox = self._client, asyncio.Queue()
+        rest = [submission for submission in self._submissions if submission.open_choices]
+        for submission in rest:
+            submission.outlive(ran=lost.may_have_run(submission.request_id))
+        loop = asyncio.get_running_loop()
+        working = loop.create_task(self._resubmit(rest))
+        interrupted = loop.create_task(self._interrupted.wait())
+        try:
+            await asyncio.wait(
+                (working, interrupted),
+                timeout=self._restart_seconds,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            if working.done():
+                return working.result()
+            if interrupted.done():
+                raise _cut_short()
+            raise EngineLost(
+                "the engine that worked on this request went away and did not take it up again within "
+                f"{self._restart_seconds:g} s ({self._supervisor.detail}); send the request again later"
+            )
+        finally:
+            # Both may be under way: this very coroutine is cancelled when the client leaves.
+            for task in (working, interrupted):
+                task.cancel()
+            await asyncio.gather(working, interrupted, return_exceptions=True)
+
+    async def _resubmit(self, rest: Sequence[Submission]) -> None:
+        self._client = await self._supervisor.next_life()
+        for submission in rest:
+            while True:
+                try:
+                    await self._client.submit(submission.to_submit(), self._mailbox)
+                except NoRoom:
+                    # It was taken once; a newer request that was quicker is no reason to refuse it now.
+                    await asyncio.sleep(_ROOM_PAUSE_SECONDS)
+                    continue
+                except HotsetError as error:
+                    if await self._is_lost(error):
+                        return
+                    raise refusal(error) from error
+                break
+        choices = open_choices(rest)
+        self._metrics.resubmitted(choices)
+        request_ids = ",".join(submission.request_id for submission in rest)
+        _log.warning("resubmitted requests=%s choices=%d", request_ids, choices)
+
+    async def _is_lost(self, error: HotsetError) -> bool:
+        """Whether a submission failed because the engine goes away; then `pieces` will know."""
+        if not isinstance(error, Unavailable) or not await self._client.is_gone_within(_GONE_SECONDS):
+            return False
+        self._mailbox.put_nowait(EngineGone())
+        return True
 
     def _take(self, choice: _Choice, event: engine_pb2.TokenEvent) -> ChoicePiece:
         ending = event.finish_reason
@@ -177,7 +251,7 @@ class Answer:
             raise EngineFault(f"the engine could not finish this request: {event.error or 'no reason given'}")
         if ending == engine_pb2.FINISH_REASON_ABORT:
             raise EngineLost("the engine ended this request early; send it again")
-        self._count_cached(event)
+        self.tally.cached_tokens += choice.submission.take(event)
         before = choice.text.tokens
         ended = ending != engine_pb2.FINISH_REASON_UNSPECIFIED
         piece = choice.text.feed(
@@ -197,32 +271,16 @@ class Answer:
 
     def _end(self, choice: _Choice, finish: Finish, *, at_engine: bool) -> None:
         """Book a choice's end; `at_engine` also stops it there, when its text ended before its tokens."""
-        del self._open[choice.request_id, choice.number]
+        submission = choice.submission
+        del self._open[submission.request_id, choice.number]
+        submission.end(choice.number)
         if at_engine:
-            self._client.abort(choice.request_id, (choice.number,))
-        if not any(request_id == choice.request_id for request_id, _ in self._open):
-            self._client.forget(choice.request_id)
+            self._client.abort(submission.request_id, (choice.number,))
+        if not submission.open_choices:
+            self._client.forget(submission.request_id)
         self.tally.finishes.append(finish)
         self._metrics.ended(self._endpoint, finish, choice.clock)
 
-    def _count_cached(self, event: engine_pb2.TokenEvent) -> None:
-        known = self._cached.get(event.request_id, 0)
-        # The choices of a prompt share it; the prompt counts once.
-        if event.cached_prompt_tokens > known:
-            self.tally.cached_tokens += event.cached_prompt_tokens - known
-            self._cached[event.request_id] = event.cached_prompt_tokens
 
-
-def _refusal(error: HotsetError) -> ApiError:
-    """The engine's refusal of a submission, as the client is told."""
-    match error:
-        case InvalidRequest():
-            return BadRequest(str(error))
-        case NoRoom():
-            return Overloaded(f"the server is full: {error}")
-        case StateConflict():
-            return ShuttingDown(f"the engine takes nothing new: {error}")
-        case _ if type(error) is HotsetError:
-            return InternalFault(f"the engine failed on this request: {error}")
-        case _:
-            return EngineLost(f"the engine could not be reached: {error}; send the request again")
+def _cut_short() -> ShuttingDown:
+    return ShuttingDown("the server shut down before this answer was finished")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +17,7 @@ from hotset.v1.engine_pb2_grpc import EngineStub
 
 from services.contract.channel import CLIENT_OPTIONS
 from services.contract.errors import Unavailable, from_rpc_error
+from services.decoder.front.in_flight import InFlight
 
 if TYPE_CHECKING:
     from hotset.v1.engine_pb2_grpc import EngineAsyncStub  # exists in the stub's types only
@@ -55,9 +55,28 @@ class EngineClient:
     def __init__(self, socket: Path) -> None:
         self._channel = grpc.aio.insecure_channel(f"unix:{socket}", options=_OPTIONS)
         self._stub: EngineAsyncStub = EngineStub(self._channel)
-        self._mailboxes: dict[str, Mailbox] = {}
+        self._in_flight: InFlight[Mailbox] = InFlight()
         self._aborts: set[asyncio.Task[None]] = set()
-        self._gone = False
+        self._rows = 0
+        self._may_have_run: frozenset[str] = frozenset()
+        self._gone = asyncio.Event()
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether this life of the engine has ended; none of its events is dealt out from then on."""
+        return self._gone.is_set()
+
+    async def is_gone_within(self, seconds: float) -> bool:
+        """Whether it ends so soon: calls may fail an instant before the event stream breaks."""
+        try:
+            await asyncio.wait_for(self._gone.wait(), seconds)
+        except TimeoutError:
+            return False
+        return True
+
+    def may_have_run(self, request_id: str) -> bool:
+        """Whether the request may have had a row when the engine went away; False before that."""
+        return request_id in self._may_have_run
 
     async def describe(self, timeout_seconds: float) -> engine_pb2.EngineDescription:
         """What it serves and how far its start is.
@@ -88,9 +107,10 @@ class EngineClient:
             HotsetError: the engine's refusal, a branch of the tree (NoRoom: its queue is full).
             Unavailable: it is gone.
         """
-        if self._gone:
+        if self.is_gone:
             raise Unavailable("the engine went away")
-        self._mailboxes[request.request_id] = mailbox
+        choices = [choice.index for choice in request.choices]
+        self._in_flight.add(request.request_id, choices, priority=request.priority, mailbox=mailbox)
         try:
             await self._stub.Submit(request, timeout=SUBMIT_SECONDS)
         except grpc.aio.AioRpcError as error:
@@ -101,23 +121,30 @@ class EngineClient:
 
     def forget(self, request_id: str) -> None:
         """Send no more of this request's events anywhere."""
-        self._mailboxes.pop(request_id, None)
+        self._in_flight.remove(request_id)
 
     def abort(self, request_id: str, choices: tuple[int, ...] = ()) -> None:
         """End choices (none named: all) soon; returns at once, and is harmless for ended ones."""
-        if self._gone:
+        if self.is_gone:
             return
         task = asyncio.get_running_loop().create_task(self._abort(request_id, choices))
         self._aborts.add(task)
         task.add_done_callback(self._aborts.discard)
 
-    async def deal_out_events(self) -> None:
-        """Put every event into its mailbox until the engine goes away; then tell all of them."""
+    async def deal_out_events(self, rows: int) -> None:
+        """Put every event into its mailbox until the engine goes away; then tell all of them.
+
+        Args:
+            rows: choices that the engine runs at once.
+        """
+        self._rows = rows
         try:
             async for batch in self._stub.Events(engine_pb2.EventsRequest()):
                 for event in batch.events:
-                    mailbox = self._mailboxes.get(event.request_id)
+                    mailbox = self._in_flight.mailbox(event.request_id)
                     if mailbox is not None:
+                        ended = event.finish_reason != engine_pb2.FINISH_REASON_UNSPECIFIED
+                        self._in_flight.heard(event.request_id, event.choice, ended=ended)
                         mailbox.put_nowait(Arrival(event.request_id, event))
         except grpc.aio.AioRpcError as error:
             _log.warning("engine_stream_broke reason=%r", error.details())
@@ -132,11 +159,13 @@ class EngineClient:
         await self._channel.close()
 
     def _tell_all_gone(self) -> None:
-        self._gone = True
-        waiting: Mapping[int, Mailbox] = {id(box): box for box in self._mailboxes.values()}
-        for mailbox in waiting.values():
+        if self.is_gone:
+            return
+        self._gone.set()
+        self._may_have_run = self._in_flight.may_run(self._rows)
+        for mailbox in self._in_flight.mailboxes():
             mailbox.put_nowait(EngineGone())
-        self._mailboxes.clear()
+        self._in_flight = InFlight()
 
     async def _abort(self, request_id: str, choices: tuple[int, ...]) -> None:
         request = engine_pb2.AbortRequest(request_id=request_id, choices=choices)

@@ -10,6 +10,7 @@ ApiError                 status  type                   code
 +-- NotJson              415     invalid_request_error  unsupported_media_type
 +-- Overloaded           429     rate_limit_error       rate_limit_exceeded    Retry-After
 +-- EngineFault          500     server_error           engine_error
++-- RequestEndsEngines   500     server_error           request_ends_engines   x-should-retry: false
 +-- InternalFault        500     server_error           internal_error
 +-- EngineNotReady       503     server_error           engine_not_ready       Retry-After
 +-- EngineLost           503     server_error           engine_lost            Retry-After
@@ -143,6 +144,16 @@ class EngineFault(ApiError):
     code = "engine_error"
 
 
+class RequestEndsEngines(ApiError):
+    """The engine died more than once while it worked on this request."""
+
+    code = "request_ends_engines"
+
+    def more_headers(self) -> Mapping[str, str]:
+        # OpenAI's clients repeat a 5xx by themselves unless told otherwise.
+        return {"x-should-retry": "false"}
+
+
 class InternalFault(ApiError):
     """A fault of this program; its traceback is in the log."""
 
@@ -155,7 +166,7 @@ class EngineNotReady(ApiError):
 
 
 class EngineLost(ApiError):
-    """The engine went away while it worked on this request."""
+    """The engine went away while it worked on this request, and no next life of it took the request up."""
 
     status, code = 503, "engine_lost"
     retry_after_seconds = 2

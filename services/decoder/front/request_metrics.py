@@ -53,6 +53,11 @@ class RequestMetrics:
             ("endpoint", "outcome"),
             registry=registry,
         )
+        self._resubmitted = Counter(
+            "hotset_requests_resubmitted",
+            "Choices handed to the engine again after the life of it that had them ended.",
+            registry=registry,
+        )
         self._first_token = Histogram(
             "hotset_time_to_first_token_seconds",
             "From a request's arrival to a choice's first token.",
@@ -84,6 +89,10 @@ class RequestMetrics:
     def http(self, method: str, path: str, status: int) -> None:
         """An HTTP request was answered; `path` is its route, never what a client made up."""
         self._http.labels(method if method in METHODS else "other", path, str(status)).inc()
+
+    def resubmitted(self, choices: int) -> None:
+        """So many choices were handed to an engine's next life."""
+        self._resubmitted.inc(choices)
 
     def tokens(self, clock: ChoiceClock, count: int) -> None:
         """`count` tokens of a choice came, at least one; those that came together share the wait."""

@@ -88,11 +88,13 @@ async def respond(
     record.answer_id = generation.answer_id
     answer = Answer(
         client,
+        front.supervisor,
         front.tokenizer,
         front.metrics,
         endpoint=generation.endpoint,
         tally=record.tally,
         began=record.began,
+        restart_seconds=front.restart_seconds,
     )
     with ExitStack() as cleanup:
         cleanup.enter_context(front.running.holding(answer))

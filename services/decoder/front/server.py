@@ -93,6 +93,7 @@ class _Life:
         self._front = FrontState(
             model=settings.served_model_name or settings.model.resolve().name,
             created=int(time.time()),
+            restart_seconds=settings.restart_seconds,
             tokenizer=tokenizer,
             template=template,
             supervisor=supervisor,

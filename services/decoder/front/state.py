@@ -26,10 +26,12 @@ class FrontState:
     Attributes:
         model: the name clients use.
         created: when this server began, Unix seconds.
+        restart_seconds: how long requests of an engine that died wait for its next life.
     """
 
     model: str
     created: int
+    restart_seconds: float
     tokenizer: TextTokenizer
     template: ChatTemplate
     supervisor: Supervisor

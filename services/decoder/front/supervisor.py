@@ -1,6 +1,6 @@
 """Keeps one engine running: starts it, waits until it serves, starts it again when it dies.
 
-Requests that ran in an engine that died end with an error; new ones are refused until it serves again.
+Requests that were in an engine that died wait here for its next life; new ones are refused until it serves.
 A first start that fails ends the front with the engine's reason; later ones are tried for ever, ever slower.
 Knows no HTTP beside the errors that its users are to answer with.
 """
@@ -20,10 +20,12 @@ from hotset.v1 import engine_pb2
 from services.contract.errors import HotsetError, SetupError, Unavailable
 from services.decoder.front.engine_client import EngineClient
 from services.decoder.front.engine_process import EngineProcess
-from services.decoder.front.errors import EngineNotReady
+from services.decoder.front.errors import EngineLost, EngineNotReady, ShuttingDown
 
 FIRST_PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 30.0
+MOST_FAILED_STARTS = 3
+"""In a row; then requests of the last life that served wait no longer."""
 _DESCRIBE_SECONDS = 5.0
 _POLL_SECONDS = 0.1
 
@@ -71,6 +73,8 @@ class Supervisor:
         self._directory = directory
         self._client: EngineClient | None = None
         self._process: EngineProcess | None = None
+        self._failed_starts = 0
+        self._changed = asyncio.Event()  # set, and replaced, whenever a life begins to serve or cannot
 
     @property
     def client(self) -> EngineClient:
@@ -79,8 +83,26 @@ class Supervisor:
         Raises:
             EngineNotReady: it is starting, or starting again.
         """
-        if self._client is None:
+        if self._client is None or self._client.is_gone:
             raise EngineNotReady(f"the engine is not ready: {self.detail}; try again soon")
+        return self._client
+
+    async def next_life(self) -> EngineClient:
+        """The engine, as soon as it serves again.
+
+        Raises:
+            EngineLost: MOST_FAILED_STARTS starts in a row failed.
+            ShuttingDown: it is not started any more.
+        """
+        while self._client is None or self._client.is_gone:
+            if self.status is EngineStatus.STOPPED:
+                raise ShuttingDown("the server shut down before this answer was finished")
+            if self._failed_starts >= MOST_FAILED_STARTS:
+                raise EngineLost(
+                    f"the engine that worked on this request went away, and {self._failed_starts} starts "
+                    f"of it failed since, the last one so: {self.detail}; send the request again later"
+                )
+            await self._changed.wait()
         return self._client
 
     async def run(self) -> None:
@@ -98,6 +120,8 @@ class Supervisor:
                     if self.description is None:
                         raise SetupError(str(error)) from error
                     served, self.detail = False, str(error)
+                    self._failed_starts += 1
+                    self._tell_change()
                 self.status = EngineStatus.STARTING
                 self.restarts += 1
                 pause = FIRST_PAUSE_SECONDS if served else min(pause * 2, LONGEST_PAUSE_SECONDS)
@@ -105,6 +129,7 @@ class Supervisor:
                 await asyncio.sleep(pause)
         finally:
             self.status = EngineStatus.STOPPED
+            self._tell_change()
 
     def kill(self) -> None:
         """SIGKILL the engine at once; for an exit that cannot wait."""
@@ -127,9 +152,12 @@ class Supervisor:
         ended = asyncio.get_running_loop().create_task(process.wait())
         try:
             await self._until_serving(process, client, ended)
-            events = asyncio.get_running_loop().create_task(client.deal_out_events())
+            assert self.description is not None, "an engine serves that never described itself"
+            rows = self.description.max_rows
+            events = asyncio.get_running_loop().create_task(client.deal_out_events(rows))
             try:
-                self._client, self.status = client, EngineStatus.READY
+                self._client, self.status, self._failed_starts = client, EngineStatus.READY, 0
+                self._tell_change()
                 await asyncio.wait((ended, events), return_when=asyncio.FIRST_COMPLETED)
                 # The stream breaks an instant before the process is reaped; its status is the better reason.
                 await asyncio.wait((ended,), timeout=1.0)
@@ -145,6 +173,10 @@ class Supervisor:
             self._process = None
             self.told = engine_pb2.EngineDescription()
             socket.unlink(missing_ok=True)
+
+    def _tell_change(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
 
     async def _until_serving(
         self, process: EngineProcess, client: EngineClient, ended: asyncio.Task[int]
