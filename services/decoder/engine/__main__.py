@@ -108,7 +108,7 @@ def load(
     return Served(
         spec=spec,
         plan=plan,
-        loop=Loop(scheduler, runner, servicer.publish),
+        loop=Loop(scheduler, runner, servicer.publish, queue_seconds=settings.queue_seconds),
         runner=runner,
         device_pages=device_pages,
         store=store,

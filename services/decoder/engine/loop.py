@@ -33,6 +33,7 @@ class LoopStats:
     prompt_tokens: int = 0
     cached_prompt_tokens: int = 0
     generation_tokens: int = 0
+    integrity_violations: int = 0
     steps: int = 0
     step_ns: int = 0
 
@@ -40,9 +41,21 @@ class LoopStats:
 class Loop:
     """Owns the scheduler; `publish` gets every step's news, on the loop's thread."""
 
-    def __init__(self, scheduler: Scheduler, runner: Runner, publish: Callable[[News], None]) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        publish: Callable[[News], None],
+        *,
+        queue_seconds: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`queue_seconds`: how long a choice may wait for its first row; 0 = for ever."""
         self._scheduler = scheduler
+        self._runner = runner
         self._publish = publish
+        self._queue_seconds = queue_seconds
+        self._clock = clock
         self._lock = threading.Condition()
         self._stepper = Stepper(scheduler, runner, self._lock)
         self._aborts: list[tuple[str, set[int]]] = []
@@ -59,6 +72,8 @@ class Loop:
         with self._lock:
             if self._ending:
                 raise Unavailable("the engine is shutting down")
+            for sequence in sequences:
+                sequence.submitted = self._clock()
             self._scheduler.submit(sequences)
             self._lock.notify()
 
@@ -91,7 +106,7 @@ class Loop:
         while True:
             with self._lock:
                 while not (self._ending or self._aborts or self._stepper.has_work):
-                    self._scheduler.check_integrity()
+                    self.check_integrity()
                     self._lock.wait()
                 if self._ending:
                     return
@@ -103,6 +118,7 @@ class Loop:
         with self._lock:
             ended = [s for request, choices in self._aborts for s in self._scheduler.abort(request, choices)]
             self._aborts.clear()
+            ended += self._timed_out()
             if ended:
                 self._publish([(sequence, []) for sequence in ended])
         begun = time.perf_counter_ns()
@@ -120,6 +136,26 @@ class Loop:
             self._publish(news)
             waits = plan.tokens == 0 and bool(self._scheduler.waiting or self._scheduler.running)
         return not waits
+
+    def _timed_out(self) -> list[Sequence]:
+        """End those who have waited too long for their first row."""
+        if not self._queue_seconds:
+            return []
+        oldest = self._clock() - self._queue_seconds
+        late = [s for s in self._scheduler.waiting if not s.known and s.submitted < oldest]
+        for sequence in late:
+            reason = f"no room came free in {self._queue_seconds:g} s; send the request again later"
+            self._scheduler.fail(sequence, reason)
+        return late
+
+    def check_integrity(self) -> None:
+        """Nothing runs: every page, slot and row must be free or owned once. A breach is told, not hidden."""
+        try:
+            self._scheduler.check_integrity()
+            self._runner.residence.check_integrity()
+        except AssertionError as error:
+            _log.error("integrity_violated what=%r", str(error))
+            self._stats = replace(self._stats, integrity_violations=self._stats.integrity_violations + 1)
 
     def _fail(self, plan: StepPlan, reason: str) -> None:
         """End every sequence of a step whose result is unknown."""

@@ -42,6 +42,16 @@ class PageDesk:
         """Whether an exchange would do anything."""
         return bool(self._given_up or self._seals)
 
+    @property
+    def shares(self) -> bool:
+        """Whether what one sequence computes may be found by another."""
+        return self._hasher is not None
+
+    @property
+    def has_seals(self) -> bool:
+        """Whether pages are about to be sealed, that a match does not find yet."""
+        return bool(self._seals)
+
     def give(self, pages: list[HostPage]) -> None:
         """Give pages up; nobody may write them any more."""
         self._given_up += pages

@@ -45,8 +45,7 @@ class Scheduler:
         """Queue the choices of one request, all or none.
 
         Raises:
-            InvalidRequest: one can never run, or so many can never wait; the message states the limit and
-                the need.
+            InvalidRequest: one can never run, or so many can never wait; the message says the limit.
             NoRoom: the queue is full.
         """
         for sequence in sequences:
@@ -63,11 +62,8 @@ class Scheduler:
 
     def abort(self, request_id: str, choices: set[int]) -> list[Sequence]:
         """End some choices (all, if none are named); returns those that were still alive."""
-        ended = [
-            sequence
-            for sequence in [*self.waiting, *self.running]
-            if sequence.request_id == request_id and (not choices or sequence.choice in choices)
-        ]
+        everyone = [*self.waiting, *self.running]
+        ended = [s for s in everyone if s.request_id == request_id and (not choices or s.choice in choices)]
         for sequence in ended:
             sequence.finish = Finish.ABORT
             self._retire(sequence)
@@ -85,6 +81,8 @@ class Scheduler:
             Unavailable: the store is out of reach, or another of its clients was quicker. Nothing was
                 computed, and the call may be repeated.
         """
+        if self.waiting and self._free_rows and self._desk.has_seals:
+            self._desk.exchange(0)  # so that whoever is admitted now finds what was just computed
         chunks, decodes = self._choose()
         needs = [(sequence, self._need(sequence, end)[0]) for sequence, end in self._ends(chunks, decodes)]
         pages = self._desk.exchange(sum(count for _, count in needs))
@@ -231,6 +229,9 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence, room: Room, budget: int) -> Chunk | None:
         """Seat the first in the queue, if there is room for it; its first chunk."""
+        siblings = [one for one in self.running if one.request_id == sequence.request_id]
+        if self._desk.shares and any(one.is_prefilling for one in siblings):
+            return None  # the choices of a request share its prompt; the first computes it
         matched = self._desk.match(sequence)
         room.host -= len(matched)  # they were free, or somebody else's anyway
         sequence.host_pages = matched

@@ -78,6 +78,7 @@ class Sequence:
     known: list[int] = field(default_factory=list)  # tokens this choice must begin with: replayed, not drawn
     salt: bytes = b""  # of the tenant: prefixes are shared inside one only
     arrival: int = 0  # set by the scheduler; earlier is older
+    submitted: float = 0.0  # set by the loop: seconds of its clock
 
     generated: list[int] = field(default_factory=list)
     computed: int = 0  # tokens whose KV is written

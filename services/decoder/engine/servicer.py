@@ -145,6 +145,7 @@ class EngineServicer(pb_grpc.EngineServicer):
             prompt_tokens=stats.prompt_tokens,
             generation_tokens=stats.generation_tokens,
             cached_prompt_tokens=stats.cached_prompt_tokens,
+            integrity_violations=stats.integrity_violations,
             steps=stats.steps,
             step_ns=stats.step_ns,
             layers=[

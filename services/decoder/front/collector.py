@@ -39,6 +39,12 @@ _COUNTERS = (
     ("hotset_prompt_tokens", "Prompt tokens prefilled.", "prompt_tokens", 1.0),
     ("hotset_cached_prompt_tokens", "Prompt tokens served by the prefix cache.", "cached_prompt_tokens", 1.0),
     ("hotset_generation_tokens", "Tokens sampled.", "generation_tokens", 1.0),
+    (
+        "hotset_integrity_violations",
+        "Times that a page, slot or row was found lost or owned twice.",
+        "integrity_violations",
+        1.0,
+    ),
     ("hotset_steps", "Forward passes.", "steps", 1.0),
     ("hotset_step_seconds", "Time in forward passes.", "step_ns", _NANOSECOND),
 )

@@ -1,0 +1,86 @@
+"""The engine's loop with a real tiny model: who waits too long is told, and a breach of the books is seen."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from services.decoder.engine.loop import Loop
+from services.decoder.engine.offline import OfflineEngine
+from services.decoder.engine.sequence import Finish, Sampling, Sequence
+from services.decoder.engine.stepper import News
+from services.decoder.settings import DecoderSettings
+from tests.decoder import checkpoints
+
+
+class Rig:
+    """A loop stepped by hand, with a clock that stands still."""
+
+    def __init__(self, path: Path, queue_seconds: float) -> None:
+        settings = DecoderSettings.model_validate(
+            {"model": checkpoints.save(path, "llama"), "dtype": "float32", "max_rows": 1, "max_model_len": 99}
+                "model": checkpoints.save(path, "llama"),
+                "dtype": "float32",
+                "max_rows": 1,
+                "max_model_len": 128,
+            }
+        )
+        self.engine = OfflineEngine(settings, 8 * 2**20)
+        self.now = 0.0
+        self.news: News = []
+        self.loop = Loop(
+            self.engine.scheduler,
+            self.engine.runner,
+            self.news.extend,
+            queue_seconds=queue_seconds,
+            clock=lambda: self.now,
+        )
+
+    def ask(self, name: str) -> Sequence:
+        sequence = Sequence(name, 0, [5, 6, 7], Sampling(), seed=0, max_tokens=40)
+        self.loop.submit([sequence])
+        return sequence
+
+
+def test_who_waits_too_long_is_told_and_the_others_go_on(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, queue_seconds=30)
+    runs, waits = rig.ask("runs"), rig.ask("waits")
+    rig.loop.step()
+    rig.now = 20
+    late = rig.ask("late")
+    rig.loop.step()
+    assert waits.finish is None
+    rig.now = 31
+    rig.loop.step()
+    assert waits.finish is Finish.ERROR
+    assert "no room came free in 30 s" in waits.error
+    assert (waits, []) in rig.news
+    assert runs.finish is late.finish is None
+    while rig.engine.scheduler.has_work:
+        rig.loop.step()
+    assert runs.finish is late.finish is Finish.LENGTH
+
+
+def test_without_a_limit_nobody_is_sent_away(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, queue_seconds=0)
+    rig.ask("runs")
+    waits = rig.ask("waits")
+    rig.loop.step()
+    rig.now = 1e9
+    rig.loop.step()
+    assert waits.finish is None
+
+
+def test_a_breach_of_the_books_is_logged_and_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = Rig(tmp_path, queue_seconds=0)
+    rig.loop.check_integrity()
+    assert rig.loop.stats().integrity_violations == 0
+    rig.engine.device_pages.take(1)
+    with caplog.at_level(logging.ERROR):
+        rig.loop.check_integrity()
+    assert rig.loop.stats().integrity_violations == 1
+    assert "integrity_violated what='device pages lost'" in caplog.text
