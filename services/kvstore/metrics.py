@@ -97,6 +97,9 @@ class StoreMetrics(Collector):
             ("attaches", "Sessions opened or taken up again.", happened.attaches),
             ("pages_allocated", "Pages given to clients.", happened.allocated),
             ("pages_released", "Pages that became free, the ends of sessions included.", now.freed_pages),
+            ("pages_evicted", "Cached pages that became free to make room.", now.evicted_pages),
+            ("pages_looked_up", "Pages whose hashes matches named.", happened.looked_up),
+            ("pages_matched", "Pages that matches found.", happened.matched),
             ("pages_sealed", "Pages made immutable.", happened.sealed),
             ("pages_refused", "Pages that were wanted and not free.", happened.refused),
         ):

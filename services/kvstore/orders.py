@@ -6,11 +6,14 @@ Knows only shapes and what makes an order impossible at any time; the store deci
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from services.contract.errors import InvalidRequest
 from services.contract.file_header import FileHeader
+from services.kvstore.page_refs import PageRef, PageRefs
 
 _TOKEN = re.compile(r"[0-9a-f]{32}")
 _NAME = re.compile(r"[A-Za-z0-9._:@/-]{1,128}")
@@ -29,6 +32,18 @@ def check_page_hash(page_hash: bytes) -> None:
         raise InvalidRequest(f"a page hash has 16 to 32 bytes, not {len(page_hash)}")
 
 
+def check_chain(page_hashes: Sequence[bytes]) -> None:
+    """Refuse what cannot be the hashes of one sequence.
+
+    Raises:
+        InvalidRequest: one does not have 16 to 32 bytes, or stands there twice.
+    """
+    for page_hash in page_hashes:
+        check_page_hash(page_hash)
+    if len(set(page_hashes)) != len(page_hashes):
+        raise InvalidRequest("a page hash stands twice in one chain; chain each over all tokens before it")
+
+
 class ClientKind(Enum):
     """Whether a client can write the arena without asking."""
 
@@ -36,16 +51,7 @@ class ClientKind(Enum):
     REMOTE = "remote"  # never touches it: its pages come back when its lease ends
 
 
-@dataclass(frozen=True, slots=True)
-class PageRef:
-    """A host page in the life of it that is meant."""
-
-    page: int
-    generation: int
-
-
-@dataclass(frozen=True, slots=True)
-class Seal:
+class Seal(NamedTuple):
     """Makes a full page immutable and findable."""
 
     page: PageRef
@@ -61,7 +67,7 @@ class AttachOrder:
     kind: ClientKind
     token: str
     header: FileHeader
-    held: tuple[PageRef, ...]
+    held: PageRefs
 
     def check(self) -> None:
         """Refuse what no store could serve. The planes were checked as they were read.
@@ -94,7 +100,7 @@ class Attached:
     arena_bytes: int
     page_count: int
     lease_ms: int
-    sealed: tuple[PageRef, ...]  # those of the held pages that are sealed
+    sealed: PageRefs  # those of the held pages that are sealed
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +108,7 @@ class UpdateOrder:
     """One step's releases, then seals, then allocations."""
 
     sequence: int
-    releases: tuple[PageRef, ...]
+    releases: PageRefs
     seals: tuple[Seal, ...]
     allocate_pages: int
 
@@ -111,9 +117,10 @@ class UpdateOrder:
 class Updated:
     """What an update came to."""
 
-    pages: tuple[PageRef, ...]
+    pages: PageRefs
     shortfall_pages: int
     free_pages: int
+    cached_pages: int  # evictable: an allocation gets these as well
 
 
 @dataclass(frozen=True, slots=True)

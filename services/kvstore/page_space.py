@@ -30,6 +30,7 @@ class PageSpace:
         """
         self._arena = arena
         self._freed_before = 0  # in earlier layouts
+        self._evicted_before = 0
         self._table: PageTable | None = None
         self._recovery: Recovery | None = None
         if arena.layout is not None:
@@ -56,6 +57,11 @@ class PageSpace:
     def freed(self) -> int:
         """Pages that became free since the process started."""
         return self._freed_before + (self._table.freed if self._table else 0)
+
+    @property
+    def evicted(self) -> int:
+        """Pages that became free because room was short, since the process started."""
+        return self._evicted_before + (self._table.evicted if self._table else 0)
 
     @property
     def recovering(self) -> bool:
@@ -95,7 +101,8 @@ class PageSpace:
                 "stop those clients first, or start another kvstore"
             )
         layout = self._arena.lay_out(header)
-        self._freed_before = self.freed
+        # With the old layout its cached pages are gone; nobody held them.
+        self._freed_before, self._evicted_before = self.freed + self.counts.cached, self.evicted
         self._table = PageTable(self._arena.page_headers())
         self._recovery = None
         _log.info(
@@ -120,7 +127,7 @@ class PageSpace:
         """
         if self._recovery is not None and self._recovery.tick(attached):
             self._recovery = None
-            _log.info("recovered held=%d", self.counts.held)
+            _log.info("recovered held=%d cached=%d", self.counts.held, self.counts.cached)
 
     def check_integrity(self, attached: set[int]) -> None:
         """Compare everything with everything.

@@ -1,33 +1,44 @@
-"""The life of every host page: free, open, sealed; who holds it; the headers that say so after a kill.
+"""The life of every host page: free, open, sealed; held or cached; the headers that say so after a kill.
 
 Knows pages, holders (numbers) and hashes; neither sessions nor leases nor the wire nor a page's bytes.
 
     FREE   --allocate--> OPEN     generation + 1, owner = the holder, one reference
     OPEN   --seal------> SEALED   hash and parent; never written again
     OPEN   --drop------> FREE
-    SEALED --last drop-> FREE     once a prefix index finds pages by hash: cached, evicted when room is short
+    SEALED --last drop-> SEALED   cached: found by its hash until room is short
+    SEALED --evict-----> FREE     only when cached; the one unused for longest first
 
-Invariants, checked by `check_integrity`: a page is free or held, never both; an open page has one reference,
-its owner's; reference counts are the sums of what the holders hold.
+Of several sealed pages with one hash the first is found; the others serve those who hold them and are free
+after the last drop, unless the first is gone by then. A drop of such a twin counts as a use of the first.
+
+A holder of a page holds those before it in the sequence, and of pages dropped by one call the deepest is the
+stalest, so a page goes before its parent. Where a client dropped a parent earlier and the parent went first,
+the page is not matched; it ages and goes in its turn, or is found again once the parent's hash is sealed.
+
+Invariants, checked by `check_integrity`: a page is free, cached or held; an open page has one reference, its
+owner's; reference counts are the sums of what the holders hold; a cached page is the one its hash finds.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from services.contract.errors import HotsetError, InvalidRequest, SetupError, StaleReference, StateConflict
 from services.contract.page_header import NO_PAGE, PageState
 from services.kvstore.arena import PageHeaders
-from services.kvstore.orders import PageCounts, PageRef, Seal, check_page_hash
+from services.kvstore.holdings import Counts, Holdings
+from services.kvstore.orders import PageCounts, Seal, check_page_hash
+from services.kvstore.page_refs import PageRef, PageRefs
+from services.kvstore.prefix_index import PrefixIndex
+from services.kvstore.recency import Pages, Recency
 
 THE_STORE = 0
 """Holds a reopened arena's sealed pages until their clients have claimed them; no session has this number."""
 
 _FREE, _OPEN, _SEALED = int(PageState.FREE), int(PageState.OPEN), int(PageState.SEALED)
-_GENERATIONS = 2**32
+_HASH_BYTES = 32  # of a header
 
 
 class PageTable:
@@ -48,65 +59,69 @@ class PageTable:
         self._owner = headers["owner"]
         self.page_count = len(headers)
         self.freed = 0  # pages that became free since the table was made
-        damaged = (self._state > _SEALED) | ((self._state == _OPEN) & (self._owner == THE_STORE))
-        if damaged.any():
-            raise SetupError(
-                f"the arena's header of page {int(damaged.argmax())} is damaged; "
-                "delete the file to start empty"
-            )
+        self.evicted = 0  # those of them that were cached
+        self._check_headers()
         # The page freed last is used first: it lies in memory already, so the arena stays small.
-        self._free: list[int] = np.flatnonzero(self._state == _FREE)[::-1].tolist()
-        self._holdings: dict[int, dict[int, int]] = {}  # holder -> page -> references
-        self._references: dict[int, int] = {}  # held page -> references of all holders
-        self._open_count = 0
-        for page in np.flatnonzero(self._state == _OPEN).tolist():
-            self._open_count += 1
-            self._hold(int(self._owner[page]), page)
-        for page in np.flatnonzero(self._state == _SEALED).tolist():
-            self._hold(THE_STORE, page)
+        self._free: Pages = np.empty(self.page_count, np.int64)
+        free = np.flatnonzero(self._state == _FREE)[::-1]
+        self._free_count = len(free)
+        self._free[: len(free)] = free
+        self._holdings = Holdings(self.page_count)
+        self._recency = Recency(self.page_count)
+        self._index = PrefixIndex()
+        self._found = np.zeros(self.page_count, np.bool_)  # whether a page is the one its hash finds
+        opened = np.flatnonzero(self._state == _OPEN)
+        self._open_count = len(opened)
+        for owner in np.unique(self._owner[opened]).tolist():
+            self._holdings.add(owner, opened[self._owner[opened] == owner])
+        sealed = np.flatnonzero(self._state == _SEALED)
+        self._depth = self._depths(sealed)
+        self._enter(sealed)
+        self._holdings.add(THE_STORE, sealed)
 
     @property
     def counts(self) -> PageCounts:
         """How many pages are in which state, now."""
-        held = len(self._references)
+        free, cached = self._free_count, len(self._recency)
         return PageCounts(
             total=self.page_count,
-            free=len(self._free),
+            free=free,
             open=self._open_count,
-            sealed=held - self._open_count,
-            cached=self.page_count - len(self._free) - held,
+            sealed=self.page_count - free - cached - self._open_count,
+            cached=cached,
         )
 
     def holders(self) -> list[int]:
         """Everyone who holds a page."""
-        return list(self._holdings)
+        return list(self._holdings.holders())
 
     def held_by(self, holder: int) -> int:
         """References that `holder` holds."""
-        return sum(self._holdings.get(holder, {}).values())
+        return self._holdings.total(holder)
 
-    def update(
-        self, holder: int, releases: Sequence[PageRef], seals: Sequence[Seal], wanted: int
-    ) -> list[PageRef] | None:
-        """Release, then seal, then allocate for `holder`.
+    def match(self, holder: int, page_hashes: Sequence[bytes]) -> PageRefs:
+        """Give `holder` a reference to each page of the longest sealed prefix of a chain without repeats."""
+        pages = np.array(self._index.longest(page_hashes), np.int64)
+        self._recency.remove(pages[self._holdings.references[pages] == 0])
+        self._holdings.add(holder, pages)
+        return PageRefs(pages, self._generation[pages])
+
+    def update(self, holder: int, releases: PageRefs, seals: Sequence[Seal], wanted: int) -> PageRefs | None:
+        """Release, then seal, then allocate for `holder`; cached pages are evicted where free ones are short.
 
         Returns:
-            `wanted` new open pages, or None where so many are not free; the rest is done even then.
+            `wanted` new open pages, or None where there is no room for so many; the rest is done even then.
 
         Raises:
             InvalidRequest, StaleReference, StateConflict: a release or a seal is impossible; nothing is done.
         """
-        released = self._check_releases(holder, releases)
-        self._check_seals(holder, seals, released)
-        for page, references in released.items():
-            self._drop(holder, page, references)
-        for seal in seals:
-            self._seal(seal)
-        if wanted > len(self._free):
-            return None
-        return [self._allocate(holder) for _ in range(wanted)]
+        pages, counts = self._check_releases(holder, releases)
+        self._check_seals(holder, seals, pages, counts)
+        self._drop(holder, pages, counts)
+        self._seal(seals)
+        return self._allocate(holder, wanted)
 
-    def adopt(self, holder: int, held: Iterable[PageRef]) -> list[PageRef]:
+    def adopt(self, holder: int, held: PageRefs) -> PageRefs:
         """Make `held`, one item a reference, all that `holder` holds: a client takes its session up again.
 
         It may name what the table says is the holder's, and sealed pages that THE_STORE keeps for claims.
@@ -117,29 +132,34 @@ class PageTable:
         Raises:
             InvalidRequest, StaleReference, StateConflict: a page is not the holder's; nothing is done.
         """
-        claimed = Counter(held)
-        owned = self._holdings.get(holder, {})
-        for ref, references in claimed.items():
-            self._check_live(ref)
-            for_claims = ref.page in self._holdings.get(THE_STORE, {})
-            if references > owned.get(ref.page, 0) and not for_claims:
-                raise StateConflict(
-                    f"page {ref.page} is claimed {references} times and the session holds it "
-                    f"{owned.get(ref.page, 0)} times; attach with a new token and compute it again"
-                )
-        pages = {ref.page: references for ref, references in claimed.items()}
-        for page, references in pages.items():
-            self._hold(holder, page, references - owned.get(page, 0))
-        for page, references in list(self._holdings.get(holder, {}).items()):
-            self._drop(holder, page, references - pages.get(page, 0))
-        return [ref for ref in claimed if self._state[ref.page] == _SEALED]
+        self._check_live(held)
+        pages, counts = _counted(held.pages)
+        before = self._holdings.of(holder)[pages]
+        bad = (counts > before) & (self._holdings.of(THE_STORE)[pages] == 0)
+        if bad.any():
+            page = int(pages[bad.argmax()])
+            raise StateConflict(
+                f"page {page} is claimed {int(counts[bad.argmax()])} times and the session holds it "
+                f"{int(self._holdings.of(holder)[page])} times; attach with a new token and compute it again"
+            )
+        more = counts > before
+        self._holdings.add(holder, pages[more], counts[more] - before[more])
+        surplus = self._holdings.of(holder).copy()
+        surplus[pages] -= counts
+        dropped = np.flatnonzero(surplus)
+        self._drop(holder, dropped, surplus[dropped])
+        sealed = pages[self._state[pages] == _SEALED]
+        return PageRefs(sealed, self._generation[sealed])
 
     def release_all(self, holder: int) -> int:
         """Give back everything that `holder` holds; the references given back."""
-        owned = list(self._holdings.get(holder, {}).items())
-        for page, references in owned:
-            self._drop(holder, page, references)
-        return sum(references for _, references in owned)
+        total = self._holdings.total(holder)
+        if total:
+            counts = self._holdings.of(holder)
+            pages = np.flatnonzero(counts)
+            self._drop(holder, pages, counts[pages])
+        self._holdings.forget(holder)
+        return total
 
     def check_integrity(self) -> None:
         """Compare everything with everything.
@@ -147,31 +167,83 @@ class PageTable:
         Raises:
             HotsetError: the table or the headers contradict themselves.
         """
-        sums: Counter[int] = Counter()
-        for owned in self._holdings.values():
-            sums.update(owned)
-        states = self._state.tolist()
-        open_pages = {page for page, state in enumerate(states) if state == _OPEN}
-        free_pages = {page for page, state in enumerate(states) if state == _FREE}
-        owners = {page: [h for h, owned in self._holdings.items() if page in owned] for page in open_pages}
+        self._holdings.check_integrity()
+        references = self._holdings.references
+        is_open, sealed = self._state == _OPEN, self._state == _SEALED
+        free = self._free[: self._free_count]
+        self._recency.check_integrity(sealed & (references == 0))
+        hashes = self._hashes(np.arange(self.page_count))
+        finds = np.array([bool(h) and self._index.get(h) == page for page, h in enumerate(hashes)])
         for broken, what in (
-            (dict(sums) != self._references, "reference counts are not the sums of what holders hold"),
-            (min(self._references.values(), default=1) < 1, "a held page has no reference"),
-            (not all(self._holdings.values()), "a holder without a page is listed"),
-            (len(self._free) != len(set(self._free)), "a page is free twice"),
-            (set(self._free) != free_pages, "the free list is not the pages whose header says free"),
-            (free_pages & self._references.keys(), "a free page is held"),
-            (len(open_pages) != self._open_count, "open pages are miscounted"),
-            (any(self._references.get(page) != 1 for page in open_pages), "an open page is shared or unheld"),
+            (len(free) != len(np.unique(free)), "a page is free twice"),
             (
-                any(who != [self._owner[page]] for page, who in owners.items()),
+                not np.array_equal(np.sort(free), np.flatnonzero(self._state == _FREE)),
+                "the free list is not the pages whose header says free",
+            ),
+            (references[free].any(), "a free page is held"),
+            (is_open.sum() != self._open_count, "open pages are miscounted"),
+            ((references[is_open] != 1).any(), "an open page is shared or unheld"),
+            (
+                any(self._holdings.of(int(self._owner[page]))[page] != 1 for page in np.flatnonzero(is_open)),
                 "an open page's owner is wrong",
             ),
+            ((self._found & ~finds).any(), "a page is not found by its hash"),
+            (self._found.sum() != len(self._index), "a hash finds a page that has another"),
+            ((self._found & ~sealed).any(), "a page is found that is not sealed"),
+            ((sealed & (references == 0) & ~self._found).any(), "a page is cached that nothing finds"),
         ):
             if broken:
                 raise HotsetError(f"page table: {what}")
 
-    def _check_live(self, ref: PageRef) -> None:
+    def _check_headers(self) -> None:
+        lengths = (self._hash_bytes > 0) & (self._hash_bytes <= _HASH_BYTES)
+        damaged = (
+            (self._state > _SEALED)
+            | ((self._state == _OPEN) & (self._owner == THE_STORE))
+            | ((self._state == _SEALED) & ~lengths)
+        )
+        if damaged.any():
+            raise SetupError(
+                f"the arena's header of page {int(damaged.argmax())} is damaged; "
+                "delete the file to start empty"
+            )
+
+    def _depths(self, sealed: Pages) -> Counts:
+        """How many pages stand before each of `sealed` in its sequence, `[pages]`, as the headers say."""
+        before = np.arange(self.page_count)
+        parents = self._parent[sealed].astype(np.int64)
+        known = parents < self.page_count
+        sealed, parents = sealed[known], parents[known]
+        known = (self._state[parents] == _SEALED) & (
+            self._generation[parents] == self._parent_generation[sealed]
+        )
+        before[sealed[known]] = parents[known]
+        depth: Counts = (before != np.arange(self.page_count)).astype(np.uint32)
+        # Each round doubles how far a page looks back; a sequence of all pages takes 24 rounds at most.
+        for _ in range(self.page_count.bit_length()):
+            depth = depth + depth[before]
+            before = before[before]
+        return depth
+
+    def _enter(self, pages: Pages) -> None:
+        """Let hashes find sealed `pages`, where none finds another page already."""
+        for page, page_hash in zip(pages.tolist(), self._hashes(pages), strict=True):
+            self._found[page] = self._index.add(page_hash, page)
+
+    def _hashes(self, pages: Pages) -> list[bytes]:
+        packed, size = self._hash[pages].tobytes(), _HASH_BYTES
+        lengths = self._hash_bytes[pages].tolist()
+        return [packed[at * size : at * size + length] for at, length in enumerate(lengths)]
+
+    def _check_live(self, refs: PageRefs) -> None:
+        if not len(refs):
+            return
+        if refs.pages.max() < self.page_count and (self._generation[refs.pages] == refs.generations).all():
+            return
+        for ref in refs:
+            self._check_live_one(ref)
+
+    def _check_live_one(self, ref: PageRef) -> None:
         if ref.page >= self.page_count:
             raise InvalidRequest(f"page {ref.page} does not exist; the arena has {self.page_count}")
         generation = int(self._generation[ref.page])
@@ -180,82 +252,120 @@ class PageTable:
                 f"page {ref.page} is at generation {generation}, the reference is of {ref.generation}"
             )
 
-    def _check_held(self, holder: int, ref: PageRef, released: Counter[int]) -> None:
-        """That `holder` has a reference to `ref` beyond those in `released`."""
-        self._check_live(ref)
-        held = self._holdings.get(holder, {}).get(ref.page, 0)
-        if held <= released[ref.page]:
-            raise StateConflict(
-                f"page {ref.page} is not held by this session"
-                + (f" more than {held} times, and this call gives that back already" if held else "")
-            )
+    def _check_releases(self, holder: int, releases: PageRefs) -> tuple[Pages, Counts]:
+        """The pages to drop, each once, and how many references to each."""
+        self._check_live(releases)
+        pages, counts = _counted(releases.pages)
+        held = self._holdings.of(holder)[pages]
+        lacking = counts > held
+        if lacking.any():
+            raise _not_held(int(pages[lacking.argmax()]), int(held[lacking.argmax()]))
+        return pages, counts
 
-    def _check_releases(self, holder: int, releases: Sequence[PageRef]) -> Counter[int]:
-        released: Counter[int] = Counter()
-        for ref in releases:
-            self._check_held(holder, ref, released)
-            released[ref.page] += 1
-        return released
-
-    def _check_seals(self, holder: int, seals: Sequence[Seal], released: Counter[int]) -> None:
-        sealing: set[int] = set()
-        for seal in seals:
-            self._check_held(holder, seal.page, released)
-            if self._state[seal.page.page] != _OPEN or seal.page.page in sealing:
-                raise StateConflict(f"page {seal.page.page} is sealed already")
-            check_page_hash(seal.page_hash)
-            if seal.parent is not None:
-                self._check_held(holder, seal.parent, released)
-                if self._state[seal.parent.page] != _SEALED and seal.parent.page not in sealing:
-                    raise StateConflict(
-                        f"page {seal.page.page} has the parent {seal.parent.page}, which is not sealed; "
-                        "seal a sequence's pages in order"
-                    )
-            sealing.add(seal.page.page)
-
-    def _allocate(self, holder: int) -> PageRef:
-        page = self._free.pop()
-        generation = (int(self._generation[page]) + 1) % _GENERATIONS
-        self._generation[page] = generation
-        self._owner[page] = holder
-        self._state[page] = _OPEN
-        self._open_count += 1
-        self._hold(holder, page)
-        return PageRef(page, generation)
-
-    def _seal(self, seal: Seal) -> None:
-        page = seal.page.page
-        self._hash[page] = np.frombuffer(seal.page_hash.ljust(32, b"\0"), np.uint8)
-        self._hash_bytes[page] = len(seal.page_hash)
-        self._parent[page] = NO_PAGE if seal.parent is None else seal.parent.page
-        self._parent_generation[page] = 0 if seal.parent is None else seal.parent.generation
-        self._state[page] = _SEALED
-        self._open_count -= 1
-
-    def _hold(self, holder: int, page: int, references: int = 1) -> None:
-        if references > 0:
-            owned = self._holdings.setdefault(holder, {})
-            owned[page] = owned.get(page, 0) + references
-            self._references[page] = self._references.get(page, 0) + references
-
-    def _drop(self, holder: int, page: int, references: int) -> None:
-        if references <= 0:
+    def _check_seals(self, holder: int, seals: Sequence[Seal], released: Pages, counts: Counts) -> None:
+        if not seals:
             return
-        owned = self._holdings[holder]
-        owned[page] -= references
-        if not owned[page]:
-            del owned[page]
-            if not owned:
-                del self._holdings[holder]
-        self._references[page] -= references
-        if not self._references[page]:
-            del self._references[page]
-            self._free_page(page)
+        dropped = dict(zip(released.tolist(), counts.tolist(), strict=True))
+        owned, sealing = self._holdings.of(holder), set[int]()
+        for page, page_hash, parent in seals:
+            for ref in (page,) if parent is None else (page, parent):
+                self._check_live_one(ref)
+                held = int(owned[ref.page])
+                if held <= dropped.get(ref.page, 0):
+                    raise _not_held(ref.page, held)
+            if self._state[page.page] != _OPEN or page.page in sealing:
+                raise StateConflict(f"page {page.page} is sealed already")
+            check_page_hash(page_hash)
+            if parent and self._state[parent.page] != _SEALED and parent.page not in sealing:
+                raise StateConflict(
+                    f"page {page.page} has the parent {parent.page}, which is not sealed; "
+                    "seal a sequence's pages in order"
+                )
+            sealing.add(page.page)
 
-    def _free_page(self, page: int) -> None:
-        """Page `page` has lost its last reference. A prefix index would keep a sealed one, as cached."""
-        if self._state[page] == _OPEN:
-            self._open_count -= 1
-        self._state[page] = _FREE
-        self._free.append(page)
-        self.freed += 1
+    def _seal(self, seals: Sequence[Seal]) -> None:
+        if not seals:
+            return
+        pages = np.array([seal.page.page for seal in seals], np.int64)
+        hashes = b"".join(seal.page_hash.ljust(_HASH_BYTES, b"\0") for seal in seals)
+        parents = [seal.parent or PageRef(NO_PAGE, 0) for seal in seals]
+        self._hash[pages] = np.frombuffer(hashes, np.uint8).reshape(-1, _HASH_BYTES)
+        self._hash_bytes[pages] = [len(seal.page_hash) for seal in seals]
+        self._parent[pages] = [parent.page for parent in parents]
+        self._parent_generation[pages] = [parent.generation for parent in parents]
+        self._state[pages] = _SEALED
+        self._open_count -= len(pages)
+        for page, page_hash, parent in seals:  # in order: a parent may be sealed by the same call
+            self._depth[page.page] = 0 if parent is None else self._depth[parent.page] + 1
+            self._found[page.page] = self._index.add(page_hash, page.page)
+
+    def _allocate(self, holder: int, wanted: int) -> PageRefs | None:
+        lacking = wanted - self._free_count
+        if lacking > len(self._recency):
+            return None
+        if lacking > 0:
+            self._evict(lacking)
+        self._free_count -= wanted
+        pages = self._free[self._free_count : self._free_count + wanted][::-1].copy()
+        generations = self._generation[pages] + np.uint32(1)  # wraps, and still differs
+        self._generation[pages] = generations
+        self._owner[pages] = holder
+        self._state[pages] = _OPEN
+        self._open_count += wanted
+        self._holdings.add(holder, pages)
+        return PageRefs(pages, generations)
+
+    def _evict(self, count: int) -> None:
+        pages = self._recency.stalest(count)
+        self._recency.remove(pages)
+        for page_hash in self._hashes(pages):
+            self._index.remove(page_hash)
+        self._found[pages] = False
+        self.evicted += count
+        self._free_pages(pages)
+
+    def _drop(self, holder: int, pages: Pages, counts: Counts) -> None:
+        """Take references from `holder`; what nobody holds any more becomes free, or cached if sealed."""
+        if not len(pages):
+            return
+        lost = self._holdings.take(holder, pages, counts)
+        is_sealed = self._state[lost] == _SEALED
+        opened, sealed = lost[~is_sealed], lost[is_sealed]
+        self._open_count -= len(opened)
+        self._free_pages(opened)
+        found = self._found[sealed]
+        twins = sealed[~found]
+        cached = sealed[found]
+        if len(twins):
+            self._enter(twins)
+            entered = self._found[twins]
+            firsts = np.unique(
+                [self._index.get(page_hash) or 0 for page_hash in self._hashes(twins[~entered])]
+            )
+            firsts = firsts.astype(np.int64)
+            cached = np.concatenate([cached, twins[entered]])
+            used = np.setdiff1d(firsts[self._holdings.references[firsts] == 0], cached)
+            self._recency.remove(used)
+            self._free_pages(twins[~entered])
+            cached = np.concatenate([cached, used])
+        deepest_first = np.lexsort((cached, -self._depth[cached].astype(np.int64)))
+        self._recency.append(cached[deepest_first])
+
+    def _free_pages(self, pages: Pages) -> None:
+        self._state[pages] = _FREE
+        self._free[self._free_count : self._free_count + len(pages)] = pages
+        self._free_count += len(pages)
+        self.freed += len(pages)
+
+
+def _counted(pages: Pages) -> tuple[Pages, Counts]:
+    """Each page once, and how often it stands there."""
+    distinct, counts = np.unique(pages, return_counts=True)
+    return distinct, counts.astype(np.uint32)
+
+
+def _not_held(page: int, held: int) -> StateConflict:
+    return StateConflict(
+        f"page {page} is not held by this session"
+        + (f" more than {held} times, and this call gives that back already" if held else "")
+    )

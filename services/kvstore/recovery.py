@@ -5,7 +5,8 @@ Knows who is waited for; the table knows what for. Two kinds of survivors:
     a lock file that is held   a mapped client that lives: waited for as long as it lives
     none, but an open page     a remote client, perhaps: waited for until the grace period ends
 
-Sealed pages do not say who held them, so all are kept until nobody is waited for.
+Sealed pages do not say who held them, so all are kept until nobody is waited for: they can be matched at
+once, and be evicted afterwards.
 """
 
 from __future__ import annotations

@@ -15,7 +15,8 @@ from services.contract.errors import InvalidRequest
 from services.contract.file_header import FileHeader
 from services.contract.layout import LAYOUT_VERSION
 from services.contract.planes import planes_from_wire
-from services.kvstore.orders import AttachOrder, ClientKind, PageRef, Seal, UpdateOrder
+from services.kvstore.orders import AttachOrder, ClientKind, Seal, UpdateOrder
+from services.kvstore.page_refs import PageRef, PageRefs
 from services.kvstore.store import Store
 
 _KINDS = {pb.CLIENT_KIND_MAPPED: ClientKind.MAPPED, pb.CLIENT_KIND_REMOTE: ClientKind.REMOTE}
@@ -69,6 +70,7 @@ class KvStoreServicer(rpc.KvStoreServicer):
             pages=_messages(updated.pages),
             shortfall_pages=updated.shortfall_pages,
             free_pages=updated.free_pages,
+            cached_pages=updated.cached_pages,
         )
 
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: _Context) -> pb.HeartbeatReply:
@@ -97,16 +99,19 @@ class KvStoreServicer(rpc.KvStoreServicer):
         return pb.DrainReply(sessions=self._store.drain())
 
 
+def _refs(messages: Any) -> PageRefs:
+    return PageRefs.of_numbers([number for m in messages for number in (m.page, m.generation)])
+
+
+def _messages(refs: PageRefs) -> list[pb.PageRef]:
+    return [
+        pb.PageRef(page=page, generation=generation)
+        for page, generation in zip(refs.pages.tolist(), refs.generations.tolist(), strict=True)
+    ]
+
+
 def _ref(message: pb.PageRef) -> PageRef:
     return PageRef(message.page, message.generation)
-
-
-def _refs(messages: Any) -> tuple[PageRef, ...]:
-    return tuple(_ref(message) for message in messages)
-
-
-def _messages(refs: tuple[PageRef, ...]) -> list[pb.PageRef]:
-    return [pb.PageRef(page=ref.page, generation=ref.generation) for ref in refs]
 
 
 def _seal(message: pb.Seal) -> Seal:

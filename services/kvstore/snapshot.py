@@ -22,6 +22,8 @@ class StoreCounters:
     allocated: int = 0  # pages
     sealed: int = 0  # pages
     refused: int = 0  # pages wanted and not there
+    looked_up: int = 0  # hashes that matches named
+    matched: int = 0  # pages that matches found
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,4 +42,5 @@ class StoreSnapshot:
     recovering: bool  # pages of an earlier life still wait for their clients
     draining: bool
     freed_pages: int  # that became free since the process started
+    evicted_pages: int  # those of them that were cached
     counters: StoreCounters

@@ -18,11 +18,11 @@ from services.kvstore.orders import (
     Attached,
     AttachOrder,
     ClientKind,
-    PageRef,
     Updated,
     UpdateOrder,
-    check_page_hash,
+    check_chain,
 )
+from services.kvstore.page_refs import PageRefs
 from services.kvstore.page_space import PageSpace
 from services.kvstore.session_locks import SessionLocks
 from services.kvstore.sessions import Clock, Session, SessionEnd, Sessions, session_id_of
@@ -90,7 +90,7 @@ class Store:
         session_id = session_id_of(order.token)
         self._check_identity(order, self._sessions.get(session_id))
         self._make_way(order.client_name, session_id)
-        table = self._space.table_for(order.header, claims=bool(order.held), attached=len(self._sessions))
+        table = self._space.table_for(order.header, claims=len(order.held) > 0, attached=len(self._sessions))
         sealed = table.adopt(session_id, order.held)
         self._space.claim(session_id)
         session = self._sessions.open(order.client_name, order.kind, order.token, self._arena.next_epoch())
@@ -110,7 +110,7 @@ class Store:
             arena_bytes=self._arena.arena_bytes,
             page_count=table.page_count,
             lease_ms=int(self._lease_seconds * 1000),
-            sealed=tuple(sealed),
+            sealed=sealed,
         )
 
     def update(self, session_id: int, epoch: int, order: UpdateOrder) -> Updated:
@@ -132,28 +132,33 @@ class Store:
             raise StateConflict("the store is draining and allocates no pages; give up or finish what runs")
         table = self._space.table
         pages = table.update(session_id, order.releases, order.seals, order.allocate_pages)
-        free = table.counts.free
         self._counters.sealed += len(order.seals)
+        counts = table.counts
         if pages is None:
             self._counters.refused += order.allocate_pages
+            shortfall = order.allocate_pages - counts.free - counts.cached
         else:
-            self._counters.allocated += len(pages)
-        shortfall = 0 if pages is not None else order.allocate_pages - free
+            self._counters.allocated += order.allocate_pages
+            shortfall = 0
         session.last_sequence = order.sequence
-        session.last_answer = Updated(tuple(pages or ()), shortfall, free)
+        session.last_answer = Updated(
+            PageRefs.of(()) if pages is None else pages, shortfall, counts.free, counts.cached
+        )
         return session.last_answer
 
-    def match(self, session_id: int, epoch: int, page_hashes: Sequence[bytes]) -> tuple[PageRef, ...]:
-        """Pin the longest sealed prefix of a chain: always empty, because a released page is forgotten.
+    def match(self, session_id: int, epoch: int, page_hashes: Sequence[bytes]) -> PageRefs:
+        """Pin the longest sealed prefix of a chain: a reference to each page of it is the session's.
 
         Raises:
             NotFound, StaleReference: the session is over, or of another epoch.
-            InvalidRequest: one of the hashes is none.
+            InvalidRequest: one of the hashes is none, or stands there twice.
         """
         self._speaking(session_id, epoch)
-        for page_hash in page_hashes:
-            check_page_hash(page_hash)
-        return ()
+        check_chain(page_hashes)
+        pages = self._space.table.match(session_id, page_hashes)
+        self._counters.looked_up += len(page_hashes)
+        self._counters.matched += len(pages)
+        return pages
 
     def heartbeat(self, session_id: int, epoch: int) -> int:
         """Renew the lease; its length in ms.
@@ -207,6 +212,7 @@ class Store:
             recovering=self._space.recovering,
             draining=self.draining,
             freed_pages=self._space.freed,
+            evicted_pages=self._space.evicted,
             counters=replace(self._counters, ended=dict(self._counters.ended)),
         )
 

@@ -24,7 +24,8 @@ def test_a_living_client_goes_on_with_its_pages(world: World) -> None:
     assert set(after.sealed) == {sealed, child}
     world.pass_time(LEASE_SECONDS)
     client.seal(kept, parent=child)
-    assert client.update(releases=[kept, sealed, child]).free_pages == PAGE_COUNT
+    answer = client.update(releases=[kept, sealed, child])
+    assert (answer.free_pages, answer.cached_pages) == (PAGE_COUNT - 3, 3)
 
 
 def test_a_living_client_may_take_its_time(world: World) -> None:
@@ -51,7 +52,7 @@ def test_what_a_living_client_does_not_claim_comes_back(world: World) -> None:
     assert world.count("open") == 1
     assert world.count("sealed") == 1  # another client may still claim it
     world.pass_time(LEASE_SECONDS)
-    assert (world.count("open"), world.count("sealed")) == (1, 0)
+    assert (world.count("open"), world.count("sealed"), world.count("cached")) == (1, 0, 1)
 
 
 def test_a_client_that_died_with_the_store_gives_its_open_pages_back_at_once(world: World) -> None:
@@ -64,7 +65,7 @@ def test_a_client_that_died_with_the_store_gives_its_open_pages_back_at_once(wor
     assert (world.count("open"), world.count("sealed")) == (0, 1)
     assert not client.lock.path.exists()
     world.pass_time(LEASE_SECONDS)
-    assert world.count("free") == PAGE_COUNT
+    assert (world.count("free"), world.count("cached")) == (PAGE_COUNT - 1, 1)
 
 
 def test_a_client_that_dies_after_the_restart(world: World) -> None:
@@ -133,7 +134,7 @@ def test_sealed_pages_wait_for_every_living_client(world: World) -> None:
     world.pass_time(0)
     assert world.count("sealed") == 1
     bob.detach()
-    assert world.count("free") == PAGE_COUNT
+    assert (world.count("free"), world.count("cached")) == (PAGE_COUNT - 1, 1)
 
 
 def test_a_client_that_locked_but_never_attached_is_waited_for_and_forgotten(world: World) -> None:
@@ -190,7 +191,7 @@ def test_killed_again_before_anyone_came_back(world: World) -> None:
     client.seal(sealed)
     world.restart()
     world.restart()
-    assert client.attach(held=[page, sealed]).sealed == (sealed,)
+    assert list(client.attach(held=[page, sealed]).sealed) == [sealed]
 
 
 def test_a_call_that_the_kill_swallowed(world: World) -> None:

@@ -15,7 +15,8 @@ from services.contract.errors import (
 )
 from services.contract.file_header import FileHeader
 from services.contract.planes import Plane, PlaneLayer
-from services.kvstore.orders import AttachOrder, PageRef, Seal, UpdateOrder
+from services.kvstore.orders import AttachOrder, Seal, UpdateOrder
+from services.kvstore.page_refs import PageRef, PageRefs
 from services.kvstore.sessions import SessionEnd, session_id_of
 from tests.kvstore.world import (
     ARENA_BYTES,
@@ -29,6 +30,7 @@ from tests.kvstore.world import (
 )
 
 TOKEN = f"{7:032x}"
+NONE = PageRefs.of(())
 
 
 def ended(world: World, reason: SessionEnd) -> int:
@@ -44,12 +46,12 @@ def test_the_first_attach_lays_the_arena_out(world: World) -> None:
     attached = client.attach()
     assert attached.arena_path == str(world.directory / "arena.bin")
     assert (attached.arena_bytes, attached.page_count) == (ARENA_BYTES, PAGE_COUNT)
-    assert (attached.epoch, attached.lease_ms, attached.sealed) == (1, 10_000, ())
+    assert (attached.epoch, attached.lease_ms, len(attached.sealed)) == (1, 10_000, 0)
     assert attached.session_id == session_id_of(client.token) != 0
     assert world.count("free") == PAGE_COUNT
 
 
-GOOD = AttachOrder("engine-0", REMOTE, TOKEN, HEADER, ())
+GOOD = AttachOrder("engine-0", REMOTE, TOKEN, HEADER, NONE)
 REFUSED = {
     "no name": replace(GOOD, client_name=""),
     "a name with spaces": replace(GOOD, client_name="a b"),
@@ -119,13 +121,14 @@ def test_an_attach_again_is_the_same_session_in_a_new_epoch(world: World) -> Non
     kept, lost, sealed = client.allocate(3)
     client.seal(sealed)
     again = client.attach(held=[kept, sealed])
-    assert (again.session_id, again.epoch, again.sealed) == (first.session_id, 2, (sealed,))
+    assert (again.session_id, again.epoch, *again.sealed) == (first.session_id, 2, sealed)
     assert (world.count("open"), world.count("sealed")) == (1, 1)
     with pytest.raises(StaleReference, match="at epoch 2, the call is of 1"):
         world.store.heartbeat(first.session_id, first.epoch)
     with pytest.raises(StateConflict):
         client.update(releases=[lost])
-    assert client.update(releases=[kept, sealed]).free_pages == PAGE_COUNT
+    assert client.update(releases=[kept, sealed]).free_pages == PAGE_COUNT - 1
+    assert world.count("cached") == 1
 
 
 def test_claims_of_a_new_token_are_refused(world: World) -> None:
@@ -153,7 +156,7 @@ def test_detach_gives_everything_back(world: World) -> None:
     sealed, *_ = client.allocate(4)
     client.seal(sealed)
     assert client.detach() == 4
-    assert world.count("free") == PAGE_COUNT
+    assert (world.count("free"), world.count("cached")) == (PAGE_COUNT - 1, 1)
     with pytest.raises(NotFound, match="attach again"):
         client.update(1)
     with pytest.raises(NotFound):
@@ -256,7 +259,7 @@ def test_no_room_is_an_answer(world: World) -> None:
     client.attach()
     client.allocate(PAGE_COUNT - 1)
     refused = client.update(4)
-    assert (refused.pages, refused.shortfall_pages, refused.free_pages) == ((), 3, 1)
+    assert (len(refused.pages), refused.shortfall_pages, refused.free_pages) == (0, 3, 1)
     assert world.store.snapshot().counters.refused == 4
     huge = client.update(2**32 - 1)
     assert huge.shortfall_pages == 2**32 - 2
@@ -270,8 +273,8 @@ def test_a_repeated_number_gets_the_first_answer(world: World) -> None:
     assert client.update(2, sequence=1) is first
     assert client.update(9, sequence=1, releases=[PageRef(99, 9)]) is first
     assert world.count("open") == 2
-    released = client.update(releases=[first.pages[0]], sequence=2)
-    assert client.update(releases=[first.pages[0]], sequence=2) is released
+    released = client.update(releases=list(first.pages)[:1], sequence=2)
+    assert client.update(releases=list(first.pages)[:1], sequence=2) is released
     assert world.count("open") == 1
 
 
@@ -305,15 +308,15 @@ def test_a_refused_call_does_not_use_its_number_up(world: World) -> None:
 def test_numbers_start_anew_with_an_epoch(world: World) -> None:
     client = world.client()
     client.attach()
-    page = client.update(1, sequence=1).pages[0]
+    (page,) = client.update(1, sequence=1).pages
     client.attach(held=[page])
-    assert client.update(1, sequence=1).pages != (page,)
+    assert list(client.update(1, sequence=1).pages) != [page]
 
 
 def test_calls_of_strangers(world: World) -> None:
     client = world.client()
     attached = client.attach()
-    order = UpdateOrder(1, (), (), 1)
+    order = UpdateOrder(1, NONE, (), 1)
     for session_id, epoch, kind in (
         (0, 1, NotFound),
         (attached.session_id ^ 1, 1, NotFound),
@@ -378,8 +381,8 @@ def test_what_was_allocated_is_freed_or_held(world: World) -> None:
     other.allocate(3)
     world.pass_time(LEASE_SECONDS * 2)
     now = world.store.snapshot()
-    assert now.counters.allocated - now.freed_pages == now.pages.held == 4
-    assert (now.counters.attaches, now.counters.sealed, now.freed_pages) == (2, 1, 5)
+    assert now.counters.allocated - now.freed_pages == now.pages.held + now.pages.cached == 5
+    assert (now.counters.attaches, now.counters.sealed, now.freed_pages) == (2, 1, 4)
     assert (now.sessions[MAPPED], now.sessions[REMOTE]) == (1, 0)
     assert (now.page_bytes, now.page_tokens) == (2 * 2 * 4 * 12288, 64)
 

@@ -1,13 +1,15 @@
-"""Random interleavings of clients, deaths, restarts and time, against a model of sets and counts.
+"""Random interleavings of clients, matches, evictions, deaths, restarts and time, against a model.
 
-The model knows who holds which page and nothing else; the store must agree after every step, in its own books
-and in the file.
+The store must agree with page_model.py after every step, in its own books and in the file: which pages are
+sealed under which hash says exactly which were evicted.
 """
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -16,32 +18,53 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from services.contract.errors import InvalidRequest, NotFound, StateConflict
-from services.kvstore.orders import ClientKind, PageRef, Seal
+from services.contract.page_header import PageState
+from services.kvstore.orders import ClientKind, Seal
+from services.kvstore.page_refs import PageRef
+from tests.kvstore.page_model import RESTARTED, PageModel
 from tests.kvstore.world import LEASE_SECONDS, MAPPED, PAGE_COUNT, REMOTE, Client, World
 
 NAMES = ("ann", "bob", "cid")
-HASH = bytes(16)
+LETTERS = st.sampled_from("ab")  # few, so that sequences often share what they begin with
 
 
-def _number(ref: PageRef) -> int:
-    return ref.page
+def chained(parent: bytes, letter: str) -> bytes:
+    return hashlib.blake2b(parent + letter.encode(), digest_size=16).digest()
+
+
+def chain(letters: str) -> list[bytes]:
+    hashes, page_hash = [], b""
+    for letter in letters:
+        page_hash = chained(page_hash, letter)
+        hashes.append(page_hash)
+    return hashes
 
 
 class Modelled:
     """What the model knows of one attached client."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, pages: PageModel) -> None:
         self.client = client
-        self.open: set[PageRef] = set()
-        self.sealed: set[PageRef] = set()
+        self.name = client.token  # of the process: a successor under the same name has another
+        self.pages = pages
         self.deadline = 0.0
         self.must_attach = False  # the store was restarted since
+        self.expected: Counter[PageRef] = Counter()  # what it will claim then
         self.old_references: list[PageRef] = []
 
     @property
     def held(self) -> list[PageRef]:
-        """Open ones first, in the order of their numbers, so that a run can be repeated."""
-        return [*sorted(self.open, key=_number), *sorted(self.sealed, key=_number)]
+        """One item a reference; open ones first, in the order of their numbers, so that a run can repeat."""
+        owned = self.expected if self.must_attach else self.pages.holds(self.name)
+        return sorted(owned.elements(), key=lambda ref: (ref not in self.pages.open, ref.page))
+
+    @property
+    def open(self) -> list[PageRef]:
+        return [ref for ref in self.held if ref in self.pages.open]
+
+    @property
+    def sealed(self) -> list[PageRef]:
+        return [ref for ref in self.held if ref not in self.pages.open]
 
 
 class StoreMachine(RuleBasedStateMachine):
@@ -51,6 +74,7 @@ class StoreMachine(RuleBasedStateMachine):
         super().__init__()
         self.directory = Path(tempfile.mkdtemp(prefix="hotset-test-", dir="/dev/shm"))
         self.world = World(self.directory / "arena")
+        self.pages = PageModel(PAGE_COUNT)
         self.clients: dict[str, Modelled] = {}
         self.seen: dict[int, int] = {}  # page -> greatest generation handed out
 
@@ -60,13 +84,18 @@ class StoreMachine(RuleBasedStateMachine):
         finally:
             shutil.rmtree(self.directory)
 
-    @property
-    def free(self) -> int:
-        return PAGE_COUNT - sum(len(c.held) for c in self.clients.values())
-
     def spoke(self, modelled: Modelled) -> None:
         """A call renews the lease."""
         modelled.deadline = self.world.clock.now + LEASE_SECONDS
+
+    def forget(self, modelled: Modelled) -> None:
+        self.pages.drop_all(modelled.name)
+        del self.clients[modelled.client.name]
+
+    def settle(self) -> None:
+        """The store looked around: the claims of a restart may be over now."""
+        if RESTARTED in self.pages.held and not self.world.store.snapshot().recovering:
+            self.pages.drop_all(RESTARTED)
 
     def draw_client(self, data: st.DataObject) -> Modelled:
         return self.clients[data.draw(st.sampled_from(sorted(self.clients)))]
@@ -94,19 +123,25 @@ class StoreMachine(RuleBasedStateMachine):
             client.lock.release()
             return
         client.attach()
-        self.clients[name] = Modelled(client)
+        self.settle()
+        if old is not None:
+            self.forget(old)
+        self.clients[name] = Modelled(client, self.pages)
         self.spoke(self.clients[name])
 
     @precondition(lambda self: self.clients)
     @rule(data=st.data(), dropping=st.integers(0, 3))
     def attach_again(self, data: st.DataObject, dropping: int) -> None:
         modelled = self.draw_client(data)
-        keep = modelled.held[dropping:]
-        attached = modelled.client.attach(held=keep)
+        keep = Counter(modelled.held[dropping:])
+        attached = modelled.client.attach(held=list(keep.elements()))
+        self.settle()
         modelled.must_attach = False
-        modelled.open &= set(keep)
-        modelled.sealed &= set(keep)
-        assert set(attached.sealed) == modelled.sealed
+        owned = self.pages.holds(modelled.name)
+        dropped = owned - keep
+        owned |= keep
+        self.pages.drop(modelled.name, dropped)
+        assert set(attached.sealed) == set(modelled.sealed)
         self.spoke(modelled)
 
     @precondition(lambda self: self.clients)
@@ -118,57 +153,72 @@ class StoreMachine(RuleBasedStateMachine):
         if others:
             with pytest.raises(StateConflict):
                 modelled.client.attach(held=[*modelled.held, others[0]])
+            self.settle()
 
     @precondition(lambda self: self.attached)
     @rule(data=st.data(), count=st.sampled_from([0, 1, 1, 2, 3, PAGE_COUNT // 2, PAGE_COUNT]))
     def allocate(self, data: st.DataObject, count: int) -> None:
         modelled = self.draw_attached(data)
-        free = self.world.count("free")
+        room = self.pages.free + len(self.pages.stale)
+        served = self.pages.allocate(modelled.name, count)
         updated = modelled.client.update(count)
-        assert len(updated.pages) == (count if count <= free else 0)
-        assert updated.shortfall_pages == max(0, count - free)
+        assert len(updated.pages) == (count if served else 0)
+        assert updated.shortfall_pages == max(0, count - room)
         for ref in updated.pages:
             assert ref.generation > self.seen.get(ref.page, 0)
             self.seen[ref.page] = ref.generation
-        modelled.open |= set(updated.pages)
+        self.pages.take(modelled.name, updated.pages)
+        assert (updated.free_pages, updated.cached_pages) == (self.pages.free, len(self.pages.stale))
 
     @precondition(lambda self: any(self.clients[name].held for name in self.attached))
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
         modelled = self.draw_attached(data)
-        some = {ref for ref in modelled.held if data.draw(st.booleans())}
-        modelled.client.update(releases=list(some))
-        modelled.open -= some
-        modelled.sealed -= some
+        some = [ref for ref in modelled.held if data.draw(st.booleans())]
+        modelled.client.update(releases=some)
+        self.pages.drop(modelled.name, Counter(some))
         modelled.old_references += some
 
     @precondition(lambda self: any(self.clients[name].open for name in self.attached))
-    @rule(data=st.data())
-    def seal(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), letters=st.lists(LETTERS, min_size=1, max_size=4))
+    def seal(self, data: st.DataObject, letters: list[str]) -> None:
+        """A run of pages behind a page that is sealed already, or from the start."""
         modelled = self.draw_attached(data)
-        if modelled.open:
-            page = data.draw(st.sampled_from(modelled.held[: len(modelled.open)]))
-            parent = data.draw(st.sampled_from([None, *modelled.held[len(modelled.open) :]]))
-            modelled.client.update(seals=[Seal(page, HASH, parent)])
-            modelled.open.remove(page)
-            modelled.sealed.add(page)
+        parent = data.draw(st.sampled_from([None, *modelled.sealed]))
+        page_hash = b"" if parent is None else self.pages.sealed[parent].page_hash
+        seals = []
+        for ref, letter in zip(modelled.open, letters, strict=False):
+            page_hash = chained(page_hash, letter)
+            seals.append(Seal(ref, page_hash, parent))
+            parent = ref
+        modelled.client.update(seals=seals)
+        for seal in seals:
+            self.pages.seal(*seal)
+
+    @precondition(lambda self: self.attached)
+    @rule(data=st.data(), letters=st.text("ab", max_size=5), renew=st.booleans())
+    def match(self, data: st.DataObject, letters: str, renew: bool) -> None:
+        modelled = self.draw_attached(data)
+        pages = list(modelled.client.match(*chain(letters)))
+        assert pages == self.pages.match(modelled.name, chain(letters))
+        if renew and pages:  # used again: the most recent of all
+            modelled.client.update(releases=pages)
+            self.pages.drop(modelled.name, Counter(pages))
 
     @precondition(lambda self: self.attached)
     @rule(data=st.data())
     def misuse(self, data: st.DataObject) -> None:
-        """References that are old, doubled, another's or made up, beside good orders: nothing changes."""
+        """References that are old, another's, made up or one too many, beside good orders: all refused."""
         modelled = self.draw_attached(data)
+        mine = Counter(modelled.held)
         good = modelled.held[:1]
-        theirs = [ref for other in self.clients.values() if other is not modelled for ref in other.held]
-        made_up = [PageRef(PAGE_COUNT, 1), PageRef(0, 2**32 - 1)]
-        bad = data.draw(st.sampled_from([*good, *modelled.old_references, *theirs, *made_up]))
-        releases, seals = data.draw(
-            st.sampled_from([([*good, bad], []), (good, [Seal(bad, HASH, None)])])
-            if good
-            else st.just(([bad], []))
-        )
-        with pytest.raises((InvalidRequest, StateConflict)):
-            modelled.client.update(1, releases=releases, seals=seals)
+        others = [ref for other in self.clients.values() if other is not modelled for ref in other.held]
+        bad = [ref for ref in [*modelled.old_references, *others] if ref not in mine]
+        ref = data.draw(st.sampled_from([*bad, PageRef(PAGE_COUNT, 1), PageRef(0, 2**32 - 1)]))
+        too_many = [*good, *[good[0]] * mine[good[0]]] if good else [ref]
+        for releases, seals in (([*good, ref], []), (good, [Seal(ref, bytes(16), None)]), (too_many, [])):
+            with pytest.raises((InvalidRequest, StateConflict)):
+                modelled.client.update(1, releases=releases, seals=seals)
 
     @precondition(lambda self: self.attached)
     @rule(data=st.data())
@@ -176,7 +226,7 @@ class StoreMachine(RuleBasedStateMachine):
         modelled = self.draw_attached(data)
         assert modelled.client.detach() == len(modelled.held)
         modelled.client.lock.release()
-        del self.clients[modelled.client.name]
+        self.forget(modelled)
 
     @precondition(lambda self: any(c.client.kind is MAPPED for c in self.clients.values()))
     @rule(data=st.data())
@@ -185,7 +235,8 @@ class StoreMachine(RuleBasedStateMachine):
         if modelled.client.kind is MAPPED:
             modelled.client.die()
             self.world.pass_time(0)
-            del self.clients[modelled.client.name]
+            self.forget(modelled)
+            self.settle()
 
     @precondition(lambda self: len(self.attached) < len(self.clients))
     @rule()
@@ -198,33 +249,45 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([LEASE_SECONDS / 2, LEASE_SECONDS, LEASE_SECONDS * 2]))
     def pass_time(self, seconds: float) -> None:
         self.world.pass_time(seconds)
-        for name, modelled in list(self.clients.items()):
+        for modelled in list(self.clients.values()):
             if modelled.client.kind is REMOTE and self.world.clock.now >= modelled.deadline:
-                del self.clients[name]
+                self.forget(modelled)
+        self.settle()
 
-    @precondition(lambda self: self.clients)
     @rule()
     def restart(self) -> None:
-        self.world.restart()
+        if not self.world.count("total"):
+            return
         for modelled in self.clients.values():
+            modelled.expected = Counter(modelled.held)
             modelled.must_attach = True
             modelled.deadline = self.world.clock.now + LEASE_SECONDS
+        self.world.restart()
+        self.pages.restart()
 
     @invariant()
-    def every_held_page_is_kept(self) -> None:
-        """The store may keep more for a while (a restart's claims), never less."""
-        held = sum(len(c.held) for c in self.clients.values())
+    def the_books_agree(self) -> None:
         if self.world.count("total"):
-            assert held <= PAGE_COUNT - self.world.count("free")
-            assert sum(len(c.open) for c in self.clients.values()) <= self.world.count("open")
+            counts = self.world.store.snapshot().pages
+            assert (counts.free, counts.cached) == (self.pages.free, len(self.pages.stale))
+            assert counts.open == len(self.pages.open)
 
     @invariant()
-    def nothing_leaks(self) -> None:
-        """Once no client has yet to come back and the grace is over, the books agree to the page."""
-        if self.world.count("total") and not self.world.store.snapshot().recovering:
-            assert self.free == self.world.count("free")
-            assert sum(len(c.open) for c in self.clients.values()) == self.world.count("open")
-            assert self.world.count("cached") == 0
+    def the_file_agrees(self) -> None:
+        if self.world.count("total"):
+            headers = self.world.headers()
+            sealed = {
+                PageRef(page, int(header["generation"])): header["hash"].tobytes()[: header["hash_bytes"]]
+                for page, header in enumerate(headers)
+                if header["state"] == PageState.SEALED
+            }
+            assert sealed == {ref: page.page_hash for ref, page in self.pages.sealed.items()}
+
+    @invariant()
+    def what_a_client_counts_on_is_there(self) -> None:
+        for modelled in self.clients.values():
+            for ref in modelled.held:
+                assert ref in self.pages.open or ref in self.pages.sealed
 
 
 TestStoreMachine = StoreMachine.TestCase

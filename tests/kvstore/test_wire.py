@@ -201,4 +201,13 @@ def test_metrics_count_what_happened(client: Client) -> None:
     assert after["hotset_store_sessions", frozenset({("kind", "mapped")})] == 1
     assert all(name.startswith("hotset_store_") for name, _ in after)
     client.update(releases=[page, sealed])
-    eventually(lambda: store.metric("hotset_store_pages", state="free") == PAGE_COUNT)
+    eventually(lambda: store.metric("hotset_store_pages", state="cached") == 1)
+    session = client.session
+    chain = [bytes(16), bytes(17)]
+    request = pb.MatchRequest(session_id=session.session_id, epoch=session.epoch, page_hashes=chain)
+    assert list(store.stub.Match(request).pages) == [sealed]
+    assert client.update(PAGE_COUNT, releases=[sealed]).cached_pages == 0
+    eventually(lambda: store.metric("hotset_store_pages_evicted_total") == 1)
+    after = store.metrics()
+    assert grown("hotset_store_pages_looked_up_total") == 2
+    assert grown("hotset_store_pages_matched_total") == 1

@@ -8,15 +8,16 @@ from pathlib import Path
 from services.contract.file_header import FileHeader
 from services.contract.file_lock import FileLock
 from services.contract.planes import Plane, PlaneLayer
+from services.kvstore.arena import PageHeaders
 from services.kvstore.orders import (
     Attached,
     AttachOrder,
     ClientKind,
-    PageRef,
     Seal,
     Updated,
     UpdateOrder,
 )
+from services.kvstore.page_refs import PageRef, PageRefs
 from services.kvstore.store import Store
 
 LEASE_SECONDS = 10.0
@@ -53,7 +54,7 @@ class Client:
             assert self.lock.acquire()
 
     def attach(self, header: FileHeader = HEADER, held: Sequence[PageRef] = ()) -> Attached:
-        order = AttachOrder(self.name, self.kind, self.token, header, tuple(held))
+        order = AttachOrder(self.name, self.kind, self.token, header, PageRefs.of(held))
         self.session = self.world.store.attach(order)
         self.sequence = 0
         self.world.store.check_integrity()
@@ -69,7 +70,7 @@ class Client:
     ) -> Updated:
         assert self.session is not None
         order = UpdateOrder(
-            self.sequence + 1 if sequence is None else sequence, tuple(releases), tuple(seals), allocate
+            self.sequence + 1 if sequence is None else sequence, PageRefs.of(releases), tuple(seals), allocate
         )
         try:
             updated = self.world.store.update(self.session.session_id, self.session.epoch, order)
@@ -79,11 +80,18 @@ class Client:
         return updated
 
     def allocate(self, count: int = 1) -> tuple[PageRef, ...]:
-        return self.update(count).pages
+        return tuple(self.update(count).pages)
 
-    def seal(self, page: PageRef, parent: PageRef | None = None) -> PageRef:
-        self.update(seals=[Seal(page, bytes([page.page]) * 16, parent)])
+    def seal(self, page: PageRef, parent: PageRef | None = None, page_hash: bytes | None = None) -> PageRef:
+        self.update(seals=[Seal(page, page_hash or bytes([page.page]) * 16, parent)])
         return page
+
+    def match(self, *page_hashes: bytes) -> tuple[PageRef, ...]:
+        assert self.session is not None
+        try:
+            return tuple(self.world.store.match(self.session.session_id, self.session.epoch, page_hashes))
+        finally:
+            self.world.store.check_integrity()
 
     def heartbeat(self) -> int:
         assert self.session is not None
@@ -135,6 +143,10 @@ class World:
         assert counts.free + counts.open + counts.sealed + counts.cached == counts.total
         number: int = getattr(counts, state)
         return number
+
+    def headers(self) -> PageHeaders:
+        """What the file says of every page."""
+        return self.store._arena.page_headers()
 
     def end(self) -> None:
         self.store.check_integrity()
