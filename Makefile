@@ -7,6 +7,7 @@ MODEL ?=
 ARGS ?=
 KVSTORE_ARGS ?=
 PYTEST_ARGS ?=
+SOAK_ARGS ?=
 export VENV PORT TORCH MODEL ARGS KVSTORE_ARGS
 
 BIN := $(VENV)/bin
@@ -20,7 +21,7 @@ FIND_PYTHON = for python in $(or $(PYTHON),$(BIN)/python python3 python3.13 pyth
   install one, or name it: make PYTHON=/path/to/python3.12" >&2; exit 1; }
 INSTALL = @$(FIND_PYTHON); "$$python" -m deploy.install $(if $(PYTHON),--remake)
 
-.PHONY: run test test-slow test-gpu check stubs docs clean help
+.PHONY: run test test-slow soak test-gpu check stubs docs clean help
 
 run: ## serve on http://127.0.0.1:$(PORT), kvstore and decoder, until Ctrl-C
 	$(INSTALL) decoder $(GPU) && exec $(BIN)/python -m deploy.local
@@ -30,6 +31,9 @@ test: ## everything the fast tests need, then the tests
 
 test-slow: ## the tests that take minutes
 	$(INSTALL) decoder gpu test dev && exec $(BIN)/python -m pytest -m 'slow and not gpu' $(PYTEST_ARGS)
+
+soak: ## ten minutes of random requests and aborts on tiny pools
+	$(INSTALL) decoder gpu test && exec $(BIN)/python -m tests.soak $(SOAK_ARGS)
 
 test-gpu: ## the tests that need an NVIDIA GPU
 	$(INSTALL) decoder gpu test && exec $(BIN)/python -m pytest -m gpu -p tests.gpu.results $(PYTEST_ARGS)
