@@ -94,11 +94,9 @@ def test_no_token_twice_and_none_of_the_dead(default_model: Path, tmp_path: Path
         first.die()
         first.tell(99, end=True)  # it was on its way
         first.die()
-        pieces: list[ChoicePiece] = []
 
-        async def gather() -> None:
-            async for piece in answer.pieces():
-                pieces.append(piece)
+        async def gather() -> list[ChoicePiece]:
+            return [piece async for piece in answer.pieces()]
 
         gathering = asyncio.get_running_loop().create_task(gather())
         while not last.submitted:
@@ -110,7 +108,7 @@ def test_no_token_twice_and_none_of_the_dead(default_model: Path, tmp_path: Path
         last.tell(42)
         first.tell(97, end=True)
         last.tell(43, 44, end=True)
-        await asyncio.wait_for(gathering, 5)
+        pieces = await asyncio.wait_for(gathering, 5)
         assert [token.token.id for piece in pieces for token in piece.piece.tokens] == [40, 41, 42, 43, 44]
         assert answer.tally.completion_tokens == 5
         assert answer.tally.finishes == ["length"]
