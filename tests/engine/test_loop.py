@@ -20,7 +20,7 @@ class Rig:
 
     def __init__(self, path: Path, queue_seconds: float) -> None:
         settings = DecoderSettings.model_validate(
-            {"model": checkpoints.save(path, "llama"), "dtype": "float32", "max_rows": 1, "max_model_len": 99}
+            {
                 "model": checkpoints.save(path, "llama"),
                 "dtype": "float32",
                 "max_rows": 1,

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from pydantic import SecretStr
 from starlette.datastructures import Headers
+from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.decoder.front.error_handlers import error_response
@@ -30,6 +31,7 @@ class BearerAuth:
             return
         scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and self._accepted(key.strip()):
+            scope.setdefault("state", {})["tenant"] = _digest(key.strip().encode("latin-1"))
             await self._app(scope, receive, send)
             return
         told = "that API key is not accepted" if key else "this server wants an API key"
@@ -40,6 +42,13 @@ class BearerAuth:
         # Digests are of one length, and every key is compared: time tells nothing of how near a guess was.
         given = _digest(key.encode("latin-1"))
         return sum(hmac.compare_digest(given, digest) for digest in self._digests) > 0
+
+
+def tenant_of(request: Request) -> bytes:
+    """Who shares computed prefixes with whom: 32 bytes of the key, empty where no keys are asked for."""
+    tenant = getattr(request.state, "tenant", b"")
+    assert isinstance(tenant, bytes)
+    return tenant
 
 
 def _digest(key: bytes) -> bytes:

@@ -75,7 +75,12 @@ class Plan:
 
 
 def make_plan(
-    fields: SamplingFields, logprobs: LogprobsWanted, *, default_most_tokens: int | None, vocab_size: int
+    fields: SamplingFields,
+    logprobs: LogprobsWanted,
+    *,
+    default_most_tokens: int | None,
+    vocab_size: int,
+    tenant: bytes,
 ) -> Plan:
     """The plan that `fields` amount to.
 
@@ -84,6 +89,7 @@ def make_plan(
         logprobs: what the route makes of its own logprobs fields.
         default_most_tokens: where the client names none; None = as many as fit.
         vocab_size: ids from 0 up to this exist.
+        tenant: prefixes are shared inside one only, and there only with the same cache_salt.
 
     Raises:
         BadRequest: a token id outside the vocabulary.
@@ -119,7 +125,7 @@ def make_plan(
         stop_token_ids=stop_ids,
         ignore_eos=bool(fields.ignore_eos),
         priority=fields.priority or 0,
-        cache_salt=(fields.cache_salt or "").encode(),
+        cache_salt=tenant + (fields.cache_salt or "").encode(),
     )
 
 

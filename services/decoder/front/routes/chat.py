@@ -11,6 +11,7 @@ from fastapi import Depends, FastAPI, Request
 from starlette.responses import Response
 
 from services.contract.errors import InvalidRequest
+from services.decoder.front.auth import tenant_of
 from services.decoder.front.chat_shape import ChatShape
 from services.decoder.front.errors import BadRequest
 from services.decoder.front.openapi import GENERATION_ERRORS, streamed
@@ -47,6 +48,7 @@ async def chat_completions(
         LogprobsWanted(answer=bool(body.logprobs), top=top),
         default_most_tokens=None,
         vocab_size=engine.vocab_size,
+        tenant=tenant_of(request),
     )
     messages = [message.for_template() for message in body.messages]
     try:

@@ -12,6 +12,7 @@ from fastapi import Depends, FastAPI, Request
 from starlette.responses import Response
 
 from services.contract.errors import InvalidRequest
+from services.decoder.front.auth import tenant_of
 from services.decoder.front.completion_shape import CompletionShape
 from services.decoder.front.errors import BadRequest
 from services.decoder.front.openapi import GENERATION_ERRORS, streamed
@@ -55,6 +56,7 @@ async def completions(
         LogprobsWanted(answer=scored, top=body.logprobs or 0, prompt=echo and scored),
         default_most_tokens=DEFAULT_MAX_TOKENS,
         vocab_size=engine.vocab_size,
+        tenant=tenant_of(request),
     )
     try:
         prompts = await asyncio.to_thread(completion_prompts, front.tokenizer, body.prompt)
