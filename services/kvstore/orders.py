@@ -28,8 +28,12 @@ def check_page_hash(page_hash: bytes) -> None:
     Raises:
         InvalidRequest: it does not have 16 to 32 bytes.
     """
-    if len(page_hash) not in _HASH_BYTES:
-        raise InvalidRequest(f"a page hash has 16 to 32 bytes, not {len(page_hash)}")
+    _check_hash_bytes(len(page_hash))
+
+
+def _check_hash_bytes(length: int) -> None:
+    if length not in _HASH_BYTES:
+        raise InvalidRequest(f"a page hash has 16 to 32 bytes, not {length}")
 
 
 def check_chain(page_hashes: Sequence[bytes]) -> None:
@@ -38,8 +42,8 @@ def check_chain(page_hashes: Sequence[bytes]) -> None:
     Raises:
         InvalidRequest: one does not have 16 to 32 bytes, or stands there twice.
     """
-    for page_hash in page_hashes:
-        check_page_hash(page_hash)
+    for length in set(map(len, page_hashes)):
+        _check_hash_bytes(length)
     if len(set(page_hashes)) != len(page_hashes):
         raise InvalidRequest("a page hash stands twice in one chain; chain each over all tokens before it")
 

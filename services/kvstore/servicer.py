@@ -43,7 +43,7 @@ class KvStoreServicer(rpc.KvStoreServicer):
                 held=_refs(request.held_pages),
             )
         )
-        return pb.AttachReply(
+        reply = pb.AttachReply(
             session_id=attached.session_id,
             epoch=attached.epoch,
             arena_path=attached.arena_path,
@@ -51,12 +51,14 @@ class KvStoreServicer(rpc.KvStoreServicer):
             layout_version=LAYOUT_VERSION,
             page_count=attached.page_count,
             lease_ms=attached.lease_ms,
-            sealed_pages=_messages(attached.sealed),
         )
+        _write(attached.sealed, reply.sealed_pages)
+        return reply
 
     async def Match(self, request: pb.MatchRequest, context: _Context) -> pb.MatchReply:
-        pages = self._store.match(request.session_id, request.epoch, request.page_hashes)
-        return pb.MatchReply(pages=_messages(pages))
+        reply = pb.MatchReply()
+        _write(self._store.match(request.session_id, request.epoch, list(request.page_hashes)), reply.pages)
+        return reply
 
     async def Update(self, request: pb.UpdateRequest, context: _Context) -> pb.UpdateReply:
         order = UpdateOrder(
@@ -66,12 +68,13 @@ class KvStoreServicer(rpc.KvStoreServicer):
             allocate_pages=request.allocate_pages,
         )
         updated = self._store.update(request.session_id, request.epoch, order)
-        return pb.UpdateReply(
-            pages=_messages(updated.pages),
+        reply = pb.UpdateReply(
             shortfall_pages=updated.shortfall_pages,
             free_pages=updated.free_pages,
             cached_pages=updated.cached_pages,
         )
+        _write(updated.pages, reply.pages)
+        return reply
 
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: _Context) -> pb.HeartbeatReply:
         lease_ms = self._store.heartbeat(request.session_id, request.epoch)
@@ -103,11 +106,13 @@ def _refs(messages: Any) -> PageRefs:
     return PageRefs.of_numbers([number for m in messages for number in (m.page, m.generation)])
 
 
-def _messages(refs: PageRefs) -> list[pb.PageRef]:
-    return [
-        pb.PageRef(page=page, generation=generation)
-        for page, generation in zip(refs.pages.tolist(), refs.generations.tolist(), strict=True)
-    ]
+def _write(refs: PageRefs, messages: Any) -> None:
+    """Append `refs` to a repeated field. Field by field: keywords cost 3 times as much, 1.3 ms for 2,000."""
+    add = messages.add
+    for page, generation in zip(refs.pages.tolist(), refs.generations.tolist(), strict=True):
+        message = add()
+        message.page = page
+        message.generation = generation
 
 
 def _ref(message: pb.PageRef) -> PageRef:
