@@ -1,11 +1,12 @@
 """The store alone: page operations a second, and how long a step's calls take with 10 to 1,000 sequences.
 
-A real kvstore process on a tmpfs, this process its client over gRPC. Every live sequence has 2,000 pages (128K
-tokens at 64 a page), the first half a document; some grow, the others wait. A step fills 64 pages: one Update
-with 64 seals and 64 allocations. Where a sequence has its 2,000 pages it waits from then on, another one, any,
-ends with 2,000 releases in that Update, and the next step begins a new one about the same document with a Match
-of 2,000 hashes, which finds the document's 1,000. Allocations evict what ended sequences left.
-`step` is all the calls of a step together. Pages have 16 bytes: the store never touches them.
+A real kvstore process on a tmpfs, this process its client over gRPC. Every live sequence has 2,000 pages
+(128K tokens at 64 a page), the first half a document; some grow, the others wait. A step fills 64 pages: one
+Update with 64 seals and 64 allocations. Where a sequence has its 2,000 pages it waits from then on, another
+one, any, ends with 2,000 releases in that Update, and the next step begins a new one about the same document
+with a Match of 2,000 hashes, which finds the document's 1,000. Allocations evict what ended sequences left.
+`update` is a step's call, `step` all calls of a step together: in one of 16 a Match as well. Pages have 16
+bytes: the store never touches them.
 """
 
 from __future__ import annotations
