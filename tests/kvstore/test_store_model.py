@@ -206,6 +206,29 @@ class StoreMachine(RuleBasedStateMachine):
             self.pages.drop(modelled.name, Counter(pages))
 
     @precondition(lambda self: self.attached)
+    @rule(data=st.data(), letters=st.text("ab", min_size=1, max_size=5), parting=st.integers(0, 5))
+    def serve(self, data: st.DataObject, letters: str, parting: int) -> None:
+        """A whole request: match, allocate the rest, seal it, and release all, in one call or in two."""
+        modelled = self.draw_attached(data)
+        client, hashes = modelled.client, chain(letters)
+        pages = list(client.match(*hashes))
+        assert pages == self.pages.match(modelled.name, hashes)
+        rest = hashes[len(pages) :]
+        if self.pages.allocate(modelled.name, len(rest)):
+            for page, page_hash in zip(client.allocate(len(rest)), rest, strict=True):
+                self.seen[page.page] = page.generation
+                parent = pages[-1] if pages else None
+                self.pages.take(modelled.name, [page])
+                client.update(seals=[Seal(page, page_hash, parent)])
+                self.pages.seal(page, page_hash, parent)
+                pages.append(page)
+        else:
+            assert client.allocate(len(rest)) == ()
+        for some in (pages[parting:], pages[:parting]):
+            client.update(releases=some)
+            self.pages.drop(modelled.name, Counter(some))
+
+    @precondition(lambda self: self.attached)
     @rule(data=st.data())
     def misuse(self, data: st.DataObject) -> None:
         """References that are old, another's, made up or one too many, beside good orders: all refused."""
