@@ -163,13 +163,14 @@ class Load:
             match_seconds += seconds
         self._beginning.clear()
         releases, seals, wanted = list[pb.PageRef](), list[pb.Seal](), list[tuple[Live, int]]()
+        waiting = [place for place in range(len(self._live)) if place not in self._growing]
         for row, place in enumerate(self._growing):
             sequence = self._live[place]
             seals += sequence.seals()
             more = min(self._share[row], PAGES - len(sequence.pages))
             wanted.append((sequence, more))
             if not more:
-                ended = self._random.choice([at for at in range(len(self._live)) if at not in self._growing])
+                ended = waiting.pop(self._random.randrange(len(waiting)))
                 releases += self._live[ended].pages
                 self._live[ended] = self._new(self._live[ended].document)
                 self._growing[row] = ended
