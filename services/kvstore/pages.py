@@ -25,9 +25,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from services.contract.errors import HotsetError, InvalidRequest, SetupError, StaleReference, StateConflict
-from services.contract.page_header import NO_PAGE, PageState
+from services.contract.errors import HotsetError, InvalidRequest, StaleReference, StateConflict
 from services.kvstore.arena import PageHeaders
+from services.kvstore.header_columns import FREE, OPEN, SEALED, HeaderColumns
 from services.kvstore.holdings import Counts, Holdings
 from services.kvstore.orders import PageCounts, Seal, check_page_hash
 from services.kvstore.page_refs import PageRef, PageRefs
@@ -36,9 +36,6 @@ from services.kvstore.recency import Pages, Recency
 
 THE_STORE = 0
 """Holds a reopened arena's sealed pages until their clients have claimed them; no session has this number."""
-
-_FREE, _OPEN, _SEALED = int(PageState.FREE), int(PageState.OPEN), int(PageState.SEALED)
-_HASH_BYTES = 32  # of a header
 
 
 class PageTable:
@@ -50,32 +47,25 @@ class PageTable:
         Raises:
             SetupError: a header is damaged.
         """
-        self._state = headers["state"]
-        self._generation = headers["generation"]
-        self._hash = headers["hash"]
-        self._hash_bytes = headers["hash_bytes"]
-        self._parent = headers["parent"]
-        self._parent_generation = headers["parent_generation"]
-        self._owner = headers["owner"]
+        self._headers = HeaderColumns(headers, nobody=THE_STORE)
         self.page_count = len(headers)
         self.freed = 0  # pages that became free since the table was made
         self.evicted = 0  # those of them that were cached
-        self._check_headers()
         # The page freed last is used first: it lies in memory already, so the arena stays small.
         self._free: Pages = np.empty(self.page_count, np.int64)
-        free = np.flatnonzero(self._state == _FREE)[::-1]
+        free = np.flatnonzero(self._headers.state == FREE)[::-1]
         self._free_count = len(free)
         self._free[: len(free)] = free
         self._holdings = Holdings(self.page_count)
         self._recency = Recency(self.page_count)
         self._index = PrefixIndex()
         self._found = np.zeros(self.page_count, np.bool_)  # whether a page is the one its hash finds
-        opened = np.flatnonzero(self._state == _OPEN)
+        opened = np.flatnonzero(self._headers.state == OPEN)
         self._open_count = len(opened)
-        for owner in np.unique(self._owner[opened]).tolist():
-            self._holdings.add(owner, opened[self._owner[opened] == owner])
-        sealed = np.flatnonzero(self._state == _SEALED)
-        self._depth = self._depths(sealed)
+        for owner in np.unique(self._headers.owner[opened]).tolist():
+            self._holdings.add(owner, opened[self._headers.owner[opened] == owner])
+        sealed = np.flatnonzero(self._headers.state == SEALED)
+        self._depth = self._headers.depths(sealed)
         self._enter(sealed)
         self._holdings.add(THE_STORE, sealed)
 
@@ -104,7 +94,7 @@ class PageTable:
         pages = np.array(self._index.longest(page_hashes), np.int64)
         self._recency.remove(pages[self._holdings.references[pages] == 0])
         self._holdings.add(holder, pages)
-        return PageRefs(pages, self._generation[pages])
+        return PageRefs(pages, self._headers.generation[pages])
 
     def update(self, holder: int, releases: PageRefs, seals: Sequence[Seal], wanted: int) -> PageRefs | None:
         """Release, then seal, then allocate for `holder`; cached pages are evicted where free ones are short.
@@ -148,8 +138,8 @@ class PageTable:
         surplus[pages] -= counts
         dropped = np.flatnonzero(surplus)
         self._drop(holder, dropped, surplus[dropped])
-        sealed = pages[self._state[pages] == _SEALED]
-        return PageRefs(sealed, self._generation[sealed])
+        sealed = pages[self._headers.state[pages] == SEALED]
+        return PageRefs(sealed, self._headers.generation[sealed])
 
     def release_all(self, holder: int) -> int:
         """Give back everything that `holder` holds; the references given back."""
@@ -169,22 +159,25 @@ class PageTable:
         """
         self._holdings.check_integrity()
         references = self._holdings.references
-        is_open, sealed = self._state == _OPEN, self._state == _SEALED
+        is_open, sealed = self._headers.state == OPEN, self._headers.state == SEALED
         free = self._free[: self._free_count]
         self._recency.check_integrity(sealed & (references == 0))
-        hashes = self._hashes(np.arange(self.page_count))
+        hashes = self._headers.hashes(np.arange(self.page_count))
         finds = np.array([bool(h) and self._index.get(h) == page for page, h in enumerate(hashes)])
         for broken, what in (
             (len(free) != len(np.unique(free)), "a page is free twice"),
             (
-                not np.array_equal(np.sort(free), np.flatnonzero(self._state == _FREE)),
+                not np.array_equal(np.sort(free), np.flatnonzero(self._headers.state == FREE)),
                 "the free list is not the pages whose header says free",
             ),
             (references[free].any(), "a free page is held"),
             (is_open.sum() != self._open_count, "open pages are miscounted"),
             ((references[is_open] != 1).any(), "an open page is shared or unheld"),
             (
-                any(self._holdings.of(int(self._owner[page]))[page] != 1 for page in np.flatnonzero(is_open)),
+                any(
+                    self._holdings.of(int(self._headers.owner[page]))[page] != 1
+                    for page in np.flatnonzero(is_open)
+                ),
                 "an open page's owner is wrong",
             ),
             ((self._found & ~finds).any(), "a page is not found by its hash"),
@@ -195,50 +188,18 @@ class PageTable:
             if broken:
                 raise HotsetError(f"page table: {what}")
 
-    def _check_headers(self) -> None:
-        lengths = (self._hash_bytes > 0) & (self._hash_bytes <= _HASH_BYTES)
-        damaged = (
-            (self._state > _SEALED)
-            | ((self._state == _OPEN) & (self._owner == THE_STORE))
-            | ((self._state == _SEALED) & ~lengths)
-        )
-        if damaged.any():
-            raise SetupError(
-                f"the arena's header of page {int(damaged.argmax())} is damaged; "
-                "delete the file to start empty"
-            )
-
-    def _depths(self, sealed: Pages) -> Counts:
-        """How many pages stand before each of `sealed` in its sequence, `[pages]`, as the headers say."""
-        before = np.arange(self.page_count)
-        parents = self._parent[sealed].astype(np.int64)
-        known = parents < self.page_count
-        sealed, parents = sealed[known], parents[known]
-        known = (self._state[parents] == _SEALED) & (
-            self._generation[parents] == self._parent_generation[sealed]
-        )
-        before[sealed[known]] = parents[known]
-        depth: Counts = (before != np.arange(self.page_count)).astype(np.uint32)
-        # Each round doubles how far a page looks back; a sequence of all pages takes 24 rounds at most.
-        for _ in range(self.page_count.bit_length()):
-            depth = depth + depth[before]
-            before = before[before]
-        return depth
-
     def _enter(self, pages: Pages) -> None:
         """Let hashes find sealed `pages`, where none finds another page already."""
-        for page, page_hash in zip(pages.tolist(), self._hashes(pages), strict=True):
+        for page, page_hash in zip(pages.tolist(), self._headers.hashes(pages), strict=True):
             self._found[page] = self._index.add(page_hash, page)
-
-    def _hashes(self, pages: Pages) -> list[bytes]:
-        packed, size = self._hash[pages].tobytes(), _HASH_BYTES
-        lengths = self._hash_bytes[pages].tolist()
-        return [packed[at * size : at * size + length] for at, length in enumerate(lengths)]
 
     def _check_live(self, refs: PageRefs) -> None:
         if not len(refs):
             return
-        if refs.pages.max() < self.page_count and (self._generation[refs.pages] == refs.generations).all():
+        if (
+            refs.pages.max() < self.page_count
+            and (self._headers.generation[refs.pages] == refs.generations).all()
+        ):
             return
         for ref in refs:
             self._check_live_one(ref)
@@ -246,7 +207,7 @@ class PageTable:
     def _check_live_one(self, ref: PageRef) -> None:
         if ref.page >= self.page_count:
             raise InvalidRequest(f"page {ref.page} does not exist; the arena has {self.page_count}")
-        generation = int(self._generation[ref.page])
+        generation = int(self._headers.generation[ref.page])
         if ref.generation != generation:
             raise StaleReference(
                 f"page {ref.page} is at generation {generation}, the reference is of {ref.generation}"
@@ -273,10 +234,10 @@ class PageTable:
                 held = int(owned[ref.page])
                 if held <= dropped.get(ref.page, 0):
                     raise _not_held(ref.page, held)
-            if self._state[page.page] != _OPEN or page.page in sealing:
+            if self._headers.state[page.page] != OPEN or page.page in sealing:
                 raise StateConflict(f"page {page.page} is sealed already")
             check_page_hash(page_hash)
-            if parent and self._state[parent.page] != _SEALED and parent.page not in sealing:
+            if parent and self._headers.state[parent.page] != SEALED and parent.page not in sealing:
                 raise StateConflict(
                     f"page {page.page} has the parent {parent.page}, which is not sealed; "
                     "seal a sequence's pages in order"
@@ -286,15 +247,8 @@ class PageTable:
     def _seal(self, seals: Sequence[Seal]) -> None:
         if not seals:
             return
-        pages = np.array([seal.page.page for seal in seals], np.int64)
-        hashes = b"".join(seal.page_hash.ljust(_HASH_BYTES, b"\0") for seal in seals)
-        parents = [seal.parent or PageRef(NO_PAGE, 0) for seal in seals]
-        self._hash[pages] = np.frombuffer(hashes, np.uint8).reshape(-1, _HASH_BYTES)
-        self._hash_bytes[pages] = [len(seal.page_hash) for seal in seals]
-        self._parent[pages] = [parent.page for parent in parents]
-        self._parent_generation[pages] = [parent.generation for parent in parents]
-        self._state[pages] = _SEALED
-        self._open_count -= len(pages)
+        self._headers.seal(seals)
+        self._open_count -= len(seals)
         for page, page_hash, parent in seals:  # in order: a parent may be sealed by the same call
             self._depth[page.page] = 0 if parent is None else self._depth[parent.page] + 1
             self._found[page.page] = self._index.add(page_hash, page.page)
@@ -307,10 +261,7 @@ class PageTable:
             self._evict(lacking)
         self._free_count -= wanted
         pages = self._free[self._free_count : self._free_count + wanted][::-1].copy()
-        generations = self._generation[pages] + np.uint32(1)  # wraps, and still differs
-        self._generation[pages] = generations
-        self._owner[pages] = holder
-        self._state[pages] = _OPEN
+        generations = self._headers.open(pages, holder)
         self._open_count += wanted
         self._holdings.add(holder, pages)
         return PageRefs(pages, generations)
@@ -318,7 +269,7 @@ class PageTable:
     def _evict(self, count: int) -> None:
         pages = self._recency.stalest(count)
         self._recency.remove(pages)
-        for page_hash in self._hashes(pages):
+        for page_hash in self._headers.hashes(pages):
             self._index.remove(page_hash)
         self._found[pages] = False
         self.evicted += count
@@ -329,7 +280,7 @@ class PageTable:
         if not len(pages):
             return
         lost = self._holdings.take(holder, pages, counts)
-        is_sealed = self._state[lost] == _SEALED
+        is_sealed = self._headers.state[lost] == SEALED
         opened, sealed = lost[~is_sealed], lost[is_sealed]
         self._open_count -= len(opened)
         self._free_pages(opened)
@@ -340,7 +291,7 @@ class PageTable:
             self._enter(twins)
             entered = self._found[twins]
             firsts = np.unique(
-                [self._index.get(page_hash) or 0 for page_hash in self._hashes(twins[~entered])]
+                [self._index.get(page_hash) or 0 for page_hash in self._headers.hashes(twins[~entered])]
             )
             firsts = firsts.astype(np.int64)
             cached = np.concatenate([cached, twins[entered]])
@@ -352,7 +303,7 @@ class PageTable:
         self._recency.append(cached[deepest_first])
 
     def _free_pages(self, pages: Pages) -> None:
-        self._state[pages] = _FREE
+        self._headers.free(pages)
         self._free[self._free_count : self._free_count + len(pages)] = pages
         self._free_count += len(pages)
         self.freed += len(pages)
