@@ -152,6 +152,14 @@ def test_a_page_of_another_holder_is_refused(table: PageTable) -> None:
     assert table.held_by(ANN) == 1
 
 
+def test_one_release_too_many(table: PageTable) -> None:
+    page = open_page(table)
+    with pytest.raises(StateConflict, match="not held by this session more than 1 times"):
+        update(table, ANN, [page, page], [], 0)
+    table.check_integrity()
+    assert table.counts.open == 1
+
+
 def test_released_again(table: PageTable) -> None:
     page = open_page(table)
     update(table, ANN, [page], [], 0)

@@ -242,8 +242,16 @@ def test_a_restarted_store_finds_what_was_cached_and_the_ends_go_first(world: Wo
     client.update(releases=pages)
     world.pass_time(LEASE_SECONDS)
     assert world.count("cached") == 4
-    client.allocate(PAGE_COUNT - 4 + 3)
-    assert client.match(*chain("a", 4)) == tuple(pages[:1])
+    client.allocate(PAGE_COUNT - 4)
+    for left in (3, 2, 1, 0):
+        client.allocate()
+        assert world.count("cached") == left
+        found = client.match(*chain("a", 4))
+        assert found == tuple(pages[:left])
+        world.restart()  # what was matched is not claimed again, and the order is made from the file anew
+        client.attach(held=[])
+        world.pass_time(LEASE_SECONDS)
+        client.allocate(PAGE_COUNT - left)
 
 
 def test_a_restarted_store_evicts_nothing_that_may_be_claimed(world: World) -> None:
