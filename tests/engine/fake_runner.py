@@ -86,7 +86,11 @@ class FakeRunner:
         assert len(set(rows)) == len(rows)
         sampled: dict[int, SampledToken] = {}
         before, self.drawn = self.drawn, {}
-        assert not (plan.ahead and (plan.chunks or plan.left_rows)), "a row changes hands while a step runs"
+        for sequence in plan.seats:
+            assert sequence.generated, "a row was seated that has nothing to go on with"
+        assert not (plan.ahead and (plan.chunks or plan.left_rows or plan.seats)), (
+            "a row changes hands while a step runs"
+        )
         for sequence in plan.decodes:
             late = [before[sequence]] if plan.ahead else []  # drawn, and not in the books yet
             self._feed(sequence, sequence.computed + len(late), [[*sequence.generated, *late][-1]])

@@ -8,6 +8,7 @@ import pytest
 
 from services.decoder.engine.offline import OfflineEngine
 from services.decoder.engine.sequence import Sampling, Sequence
+from services.decoder.engine.step_plan import StepPlan
 from services.decoder.settings import DecoderSettings
 from tests.decoder import checkpoints
 
@@ -81,3 +82,41 @@ def test_a_preempted_answer_finds_its_prompt_again(checkpoint: Path) -> None:
     assert ours.scheduler.preemptions > 0
     assert [sequence.generated for sequence in both] == [sequence.generated for sequence in alone]
     assert both[1].cached >= 256
+
+
+@pytest.mark.parametrize("mode", ["tiered", "full"])
+@pytest.mark.parametrize("sampled", [False, True])
+def test_an_answer_to_be_replayed_is_found_too(checkpoint: Path, mode: str, sampled: bool) -> None:
+    """As after an engine's death: the tokens so far are known, and most of their pages are in the store."""
+    ours = engine(checkpoint, kv_mode=mode)
+    first = ask("first", PROMPT[:200], 150)
+    again = ask("again", PROMPT[:200], 150)
+    if sampled:
+        first.sampling = again.sampling = Sampling(temperature=0.9, frequency_penalty=0.3)
+    ours.generate([first])
+    again.known, again.reported = first.generated[:100], 100
+    steps = 0
+
+    def count(plan: StepPlan) -> None:
+        nonlocal steps
+        steps += 1
+
+    ours.on_plan = count
+    ours.generate([again])
+    assert again.generated == first.generated
+    assert again.cached == 200
+    assert steps < 150 - (256 - 200) + 5, "tokens were computed that lay in the store"
+    ours.scheduler.check_integrity()
+    ours.runner.residence.check_integrity()
+
+
+def test_a_whole_answer_known_ends_where_it_ended(checkpoint: Path) -> None:
+    """Though the page of its last token but one is in the store."""
+    ours = engine(checkpoint)
+    first = ask("first", PROMPT[:200], 121)  # 320 computed tokens: five whole pages
+    ours.generate([first])
+    again = ask("again", PROMPT[:200], 121)
+    again.known, again.reported = list(first.generated), 121
+    ours.generate([again])
+    assert again.generated == first.generated
+    assert again.finish is first.finish

@@ -134,7 +134,8 @@ class Loop:
         with self._lock:
             self._count(plan, news, time.perf_counter_ns() - begun)
             self._publish(news)
-            waits = plan.tokens == 0 and bool(self._scheduler.waiting or self._scheduler.running)
+            idle = not (plan.tokens or plan.seats)
+            waits = idle and bool(self._scheduler.waiting or self._scheduler.running)
         return not waits
 
     def _timed_out(self) -> list[Sequence]:

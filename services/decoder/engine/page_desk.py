@@ -57,8 +57,11 @@ class PageDesk:
         self._given_up += pages
 
     def match(self, sequence: Sequence) -> list[HostPage]:
-        """Take the pages of a prompt that are in the store; its last token is left to be computed."""
-        most = (len(sequence.prompt) - 1) // self._page_tokens
+        """Take the pages of a prompt, and of an answer to be replayed, that are in the store.
+
+        A prompt's last token is left to be computed, an answer's last one to be taken: it may be the end.
+        """
+        most = (len(sequence.prompt) + max(0, len(sequence.known) - 1) - 1) // self._page_tokens
         if self._hasher is None or not most or sequence.sampling.prompt_logprobs:
             return []
         try:

@@ -28,11 +28,12 @@ class PageHasher:
     def extend(self, sequence: Sequence, pages: int) -> list[bytes]:
         """The hashes of the first `pages` pages of a sequence, all of them full; kept with the sequence."""
         size, begins = self.page_tokens, len(sequence.prompt)
+        answer = max(sequence.generated, sequence.known, key=len)  # one begins with the other
         hashes = sequence.page_hashes
         for index in range(len(hashes), pages):
             start, end = index * size, (index + 1) * size
             tokens = sequence.prompt[start:end]
-            tokens += sequence.generated[max(0, start - begins) : max(0, end - begins)]
+            tokens += answer[max(0, start - begins) : max(0, end - begins)]
             assert len(tokens) == size, "only full pages have a hash"
             how = self.decoding + begins.to_bytes(8, "little") if end > begins else b""
             parent = hashes[-1] if hashes else _digest(self.fingerprint, sequence.salt)

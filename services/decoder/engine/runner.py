@@ -79,6 +79,9 @@ class Runner:
         self.residence.load(plan.loads)
         if self.bounds is not None:
             self.bounds.load(plan.loads)
+        for sequence in plan.seats:
+            self.residence.seat(_row(sequence), sequence.computed)
+            self.draw.seat(sequence)
         if not plan.tokens:
             return RunningStep(plan, [], None)
         logits, hidden = self._decode(plan), None

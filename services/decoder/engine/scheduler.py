@@ -18,7 +18,7 @@ from services.decoder.engine.page_desk import PageDesk
 from services.decoder.engine.page_hash import PageHasher
 from services.decoder.engine.room import Room
 from services.decoder.engine.sequence import Finish, SampledToken, Sequence
-from services.decoder.engine.step_plan import Chunk, NewPages, StepPlan
+from services.decoder.engine.step_plan import NewPages, StepPlan
 from services.decoder.kv.device_pages import DevicePages
 
 _Needs = list[tuple[Sequence, int]]  # host pages that each sequence of a step lacks
@@ -83,12 +83,12 @@ class Scheduler:
         """
         if self.waiting and self._free_rows and self._desk.has_seals:
             self._desk.exchange(0)  # so that whoever is admitted now finds what was just computed
-        chunks, decodes = self._choose()
-        needs = [(sequence, self._need(sequence, end)[0]) for sequence, end in self._ends(chunks, decodes)]
+        plan = self._choose()
+        needs = [(sequence, self._need(sequence, end)[0]) for sequence, end in self._ends(plan)]
         pages = self._desk.exchange(sum(count for _, count in needs))
         if pages is None:
             raise Unavailable("another client of the store took the pages first")
-        return self._commit(chunks, decodes, needs, pages)
+        return self._commit(plan, needs, pages)
 
     def plan_ahead(self, running: StepPlan) -> StepPlan | None:
         """The step after one that is still running, if it is sure to be the same rows again.
@@ -121,9 +121,7 @@ class Scheduler:
         pages = self._desk.exchange(want)
         if pages is None:
             return None
-        plan = self._commit([], list(rows), needs, pages)
-        plan.ahead = True
-        return plan
+        return self._commit(StepPlan(decodes=list(rows), ahead=True), needs, pages)
 
     def apply(
         self, plan: StepPlan, sampled: dict[int, SampledToken]
@@ -174,21 +172,24 @@ class Scheduler:
         held = sum(len(sequence.device_pages) for sequence in self.running)
         assert held + self._device.free == self._device.count, "device pages lost"
         for sequence in self.running:
-            waits = not sequence.device_pages and sequence.computed == sequence.cached  # its exchange failed
-            assert waits or len(sequence.host_pages) == len(sequence.device_pages)
+            pages = len(sequence.host_pages)  # found ones wait for the admission's exchange
+            assert len(sequence.device_pages) in (pages, pages - sequence.sealed)
             assert sequence.computed <= len(sequence.host_pages) * self.limits.page_tokens
         self._device.check_integrity()
 
-    def _ends(self, chunks: list[Chunk], decodes: list[Sequence]) -> list[tuple[Sequence, int]]:
+    @staticmethod
+    def _ends(plan: StepPlan) -> list[tuple[Sequence, int]]:
         """Each sequence of the step, and the tokens that its pages must hold after it."""
-        return [(sequence, sequence.computed + 1) for sequence in decodes] + [
+        ends = [(sequence, sequence.computed + 1) for sequence in plan.decodes]
+        ends += [(sequence, sequence.admission_tokens) for sequence in plan.seats]
+        return ends + [
             (sequence, end if sequence.device_pages else sequence.admission_tokens)
-            for sequence, _, end in chunks
+            for sequence, _, end in plan.chunks
         ]
 
-    def _choose(self) -> tuple[list[Chunk], list[Sequence]]:
+    def _choose(self) -> StepPlan:
         """Decodes first, then chunks of running prompts, then new ones; preempts where pages are short."""
-        decodes: list[Sequence] = []
+        plan = StepPlan()
         room = Room(self._desk.free, self._device.free)
         for sequence in [s for s in self.running if not s.is_prefilling]:
             if sequence.row is None:
@@ -200,63 +201,62 @@ class Scheduler:
                 room.gain(self._preempt(sequence))
                 continue
             room.spend(self._need(sequence, end))
-            decodes.append(sequence)
-        budget = self.limits.max_step_tokens - len(decodes)
-        chunks = []
+            # Without device pages it was admitted, and the exchange failed: it is not seated yet.
+            (plan.decodes if sequence.device_pages else plan.seats).append(sequence)
         for sequence in [s for s in self.running if s.is_prefilling]:
             # Nothing is lacking but where an exchange failed right after the admission.
             need = self._need(sequence, sequence.admission_tokens)
             if not room.fits(need):
                 room.gain(self._preempt(sequence))
                 continue
-            chunk = self.limits.next_chunk(sequence, budget)
+            chunk = self.limits.next_chunk(sequence, self.limits.max_step_tokens - plan.tokens)
             if chunk is not None:
                 room.spend(need)
-                chunks.append(chunk)
-                budget -= chunk.end - chunk.start
-        while self.waiting and self._free_rows and budget >= self.limits.block_tokens:
-            chunk = self._admit(self.waiting[0], room, budget)
-            if chunk is None:
-                break
-            chunks.append(chunk)
-            budget -= chunk.end - chunk.start
-        return chunks, decodes
+                plan.chunks.append(chunk)
+        while (
+            self.waiting
+            and self._free_rows
+            and self._admit(self.waiting[0], plan, room, self.limits.max_step_tokens - plan.tokens)
+        ):
+            pass
+        return plan
 
     def _need(self, sequence: Sequence, end: int) -> tuple[int, int]:
         """Host and device pages that are lacking for `end` tokens."""
         pages = -(-end // self.limits.page_tokens)
         return max(0, pages - len(sequence.host_pages)), max(0, pages - len(sequence.device_pages))
 
-    def _admit(self, sequence: Sequence, room: Room, budget: int) -> Chunk | None:
-        """Seat the first in the queue, if there is room for it; its first chunk."""
+    def _admit(self, sequence: Sequence, plan: StepPlan, room: Room, budget: int) -> bool:
+        """Seat the first in the queue, if there is room for it."""
         siblings = [one for one in self.running if one.request_id == sequence.request_id]
         if self._desk.shares and any(one.is_prefilling for one in siblings):
-            return None  # the choices of a request share its prompt; the first computes it
+            return False  # the choices of a request share its prompt; the first computes it
         matched = self._desk.match(sequence)
         room.host -= len(matched)  # they were free, or somebody else's anyway
-        sequence.host_pages = matched
-        sequence.computed = len(matched) * self.limits.page_tokens
+        sequence.host_pages, sequence.sealed = matched, len(matched)
+        sequence.find(len(matched) * self.limits.page_tokens)
         host, device = self._need(sequence, sequence.admission_tokens)
         spare = len(self.running)  # each running row may want a page soon
         chunk = self.limits.next_chunk(sequence, budget)
-        if chunk is None or not room.fits((host + spare, device + spare)):
+        possible = chunk is not None or not sequence.is_prefilling
+        if not possible or not room.fits((host + spare, device + spare)):
             self._desk.give(matched)
             room.host += len(matched)
-            sequence.host_pages, sequence.computed = [], 0
-            return None
+            sequence.host_pages = []
+            sequence.rewind()
+            return False
         room.spend((host, device))
-        sequence.cached = sequence.computed
-        sequence.sealed = len(matched)
         del self.waiting[0]
         sequence.row = self._free_rows.pop()
         insort(self.running, sequence, key=lambda seated: seated.rank)
-        return chunk
+        if chunk is None:
+            plan.seats.append(sequence)
+        else:
+            plan.chunks.append(chunk)
+        return True
 
-    def _commit(
-        self, chunks: list[Chunk], decodes: list[Sequence], needs: _Needs, pages: list[HostPage]
-    ) -> StepPlan:
-        plan = StepPlan(left_rows=self._left_rows, decodes=decodes, chunks=chunks)
-        self._left_rows = []
+    def _commit(self, plan: StepPlan, needs: _Needs, pages: list[HostPage]) -> StepPlan:
+        plan.left_rows, self._left_rows = self._left_rows, []
         for sequence, count in needs:
             if not count and len(sequence.device_pages) == len(sequence.host_pages):
                 continue
@@ -269,7 +269,7 @@ class Scheduler:
             sequence.device_pages += device
             host = [page.page for page in sequence.host_pages[first:]]
             plan.new_pages.append(NewPages(sequence.row, first, host, device))
-            found = sequence.cached // self.limits.page_tokens - first
+            found = sequence.sealed - first
             if found > 0:
                 plan.loads += zip(host[:found], device[:found], strict=True)
                 plan.cached_tokens += sequence.cached

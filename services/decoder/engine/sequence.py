@@ -136,6 +136,13 @@ class Sequence:
                 return [token]
         return []
 
+    def find(self, tokens: int) -> None:
+        """Begin behind `tokens` tokens whose KV was found: fewer than are known, and none is computed yet."""
+        begins = len(self.prompt)
+        self.computed, self.cached = tokens, min(tokens, begins)
+        if tokens >= begins:
+            self.generated = self.known[: tokens - begins + 1]
+
     def next_known(self, ahead: int = 0) -> int | None:
         """The token that must come next, if the answer is being replayed; `ahead`: that many tokens later."""
         at = len(self.generated) + ahead

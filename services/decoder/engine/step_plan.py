@@ -30,12 +30,14 @@ class NewPages(NamedTuple):
 
 @dataclass(slots=True)
 class StepPlan:
-    """Applied in this order: rows leave, pages join, pages are loaded, decodes and chunks run."""
+    """Applied in this order: rows leave, pages join, pages load, rows are seated, decodes and chunks run."""
 
     left_rows: list[int] = field(default_factory=list)
     new_pages: list[NewPages] = field(default_factory=list)
-    # (host page, device page) of pages found in the store: their index, and in full mode their KV, is loaded.
+    # (host page, device page) of pages found in the store: their index loads, and in full mode their KV.
     loads: list[tuple[int, int]] = field(default_factory=list)
+    # Sequences whose prompt was found whole, and more: they get hot slots now and decode from the next step.
+    seats: list[Sequence] = field(default_factory=list)
     decodes: list[Sequence] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
     # Planned while the step before is still running: each sequence has a token more than its books say, and
