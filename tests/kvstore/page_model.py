@@ -98,6 +98,10 @@ class PageModel:
         self.drop(holder, self.holds(holder))
         del self.held[holder]
 
+    def drop_all_if_known(self, holder: str) -> None:
+        if holder in self.held:
+            self.drop_all(holder)
+
     def restart(self) -> None:
         """As from the file: the order of use and who held what sealed page are not in it."""
         self.held = {}
