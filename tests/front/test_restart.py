@@ -288,7 +288,7 @@ def test_an_engine_that_starts_for_ever_is_waited_for_so_long(default_model: Pat
 
 def test_the_end_of_the_server_ends_the_wait(default_model: Path) -> None:
     with (
-        live_front(default_model, "--shutdown-seconds=1", start={"later_delay": 3600}) as front,
+        live_front(default_model, "--shutdown-seconds=1", start={"later_delay": 3600, "deaf": True}) as front,
         ThreadPoolExecutor() as pool,
     ):
         held = pool.submit(front.chat, cache_salt=orders(hold=True))
