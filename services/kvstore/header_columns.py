@@ -10,12 +10,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from services.contract.errors import SetupError
+from services.contract.errors import InvalidRequest, SetupError, StaleReference
 from services.contract.page_header import NO_PAGE, PageState
 from services.kvstore.arena import PageHeaders
 from services.kvstore.holdings import Counts
 from services.kvstore.orders import Seal
-from services.kvstore.page_refs import PageRef
+from services.kvstore.page_refs import PageRef, PageRefs
 from services.kvstore.recency import Pages
 
 FREE, OPEN, SEALED = int(PageState.FREE), int(PageState.OPEN), int(PageState.SEALED)
@@ -49,6 +49,29 @@ class HeaderColumns:
             raise SetupError(
                 f"the arena's header of page {int(damaged.argmax())} is damaged; "
                 "delete the file to start empty"
+            )
+
+    def check_live(self, refs: PageRefs) -> None:
+        """Refuse references to pages that are not there or of another life.
+
+        Raises:
+            InvalidRequest, StaleReference: of the first one that is wrong.
+        """
+        if not len(refs):
+            return
+        if refs.pages.max() < self.page_count and (self.generation[refs.pages] == refs.generations).all():
+            return
+        for ref in refs:
+            self.check_live_one(ref)
+
+    def check_live_one(self, ref: PageRef) -> None:
+        """As `check_live`, of one."""
+        if ref.page >= self.page_count:
+            raise InvalidRequest(f"page {ref.page} does not exist; the arena has {self.page_count}")
+        generation = int(self.generation[ref.page])
+        if ref.generation != generation:
+            raise StaleReference(
+                f"page {ref.page} is at generation {generation}, the reference is of {ref.generation}"
             )
 
     def hashes(self, pages: Pages) -> list[bytes]:

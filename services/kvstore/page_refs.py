@@ -46,6 +46,7 @@ class PageRefs:
     def __iter__(self) -> Iterator[PageRef]:
         return map(PageRef, self.pages.tolist(), self.generations.tolist())
 
-    def select(self, wanted: npt.NDArray[np.bool_]) -> PageRefs:
-        """Those where `wanted`, `[n]`, is true."""
-        return PageRefs(self.pages[wanted], self.generations[wanted])
+    def counted(self) -> tuple[Pages, npt.NDArray[np.uint32]]:
+        """Each page once, and how often it stands there."""
+        pages, counts = np.unique(self.pages, return_counts=True)
+        return pages, counts.astype(np.uint32)

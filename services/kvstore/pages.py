@@ -25,12 +25,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from services.contract.errors import HotsetError, InvalidRequest, StaleReference, StateConflict
+from services.contract.errors import HotsetError, StateConflict
 from services.kvstore.arena import PageHeaders
 from services.kvstore.header_columns import FREE, OPEN, SEALED, HeaderColumns
 from services.kvstore.holdings import Counts, Holdings
 from services.kvstore.orders import PageCounts, Seal, check_page_hash
-from services.kvstore.page_refs import PageRef, PageRefs
+from services.kvstore.page_refs import PageRefs
 from services.kvstore.prefix_index import PrefixIndex
 from services.kvstore.recency import Pages, Recency
 
@@ -122,8 +122,8 @@ class PageTable:
         Raises:
             InvalidRequest, StaleReference, StateConflict: a page is not the holder's; nothing is done.
         """
-        self._check_live(held)
-        pages, counts = _counted(held.pages)
+        self._headers.check_live(held)
+        pages, counts = held.counted()
         before = self._holdings.of(holder)[pages]
         bad = (counts > before) & (self._holdings.of(THE_STORE)[pages] == 0)
         if bad.any():
@@ -193,30 +193,10 @@ class PageTable:
         for page, page_hash in zip(pages.tolist(), self._headers.hashes(pages), strict=True):
             self._found[page] = self._index.add(page_hash, page)
 
-    def _check_live(self, refs: PageRefs) -> None:
-        if not len(refs):
-            return
-        if (
-            refs.pages.max() < self.page_count
-            and (self._headers.generation[refs.pages] == refs.generations).all()
-        ):
-            return
-        for ref in refs:
-            self._check_live_one(ref)
-
-    def _check_live_one(self, ref: PageRef) -> None:
-        if ref.page >= self.page_count:
-            raise InvalidRequest(f"page {ref.page} does not exist; the arena has {self.page_count}")
-        generation = int(self._headers.generation[ref.page])
-        if ref.generation != generation:
-            raise StaleReference(
-                f"page {ref.page} is at generation {generation}, the reference is of {ref.generation}"
-            )
-
     def _check_releases(self, holder: int, releases: PageRefs) -> tuple[Pages, Counts]:
         """The pages to drop, each once, and how many references to each."""
-        self._check_live(releases)
-        pages, counts = _counted(releases.pages)
+        self._headers.check_live(releases)
+        pages, counts = releases.counted()
         held = self._holdings.of(holder)[pages]
         lacking = counts > held
         if lacking.any():
@@ -230,7 +210,7 @@ class PageTable:
         owned, sealing = self._holdings.of(holder), set[int]()
         for page, page_hash, parent in seals:
             for ref in (page,) if parent is None else (page, parent):
-                self._check_live_one(ref)
+                self._headers.check_live_one(ref)
                 held = int(owned[ref.page])
                 if held <= dropped.get(ref.page, 0):
                     raise _not_held(ref.page, held)
@@ -307,12 +287,6 @@ class PageTable:
         self._free[self._free_count : self._free_count + len(pages)] = pages
         self._free_count += len(pages)
         self.freed += len(pages)
-
-
-def _counted(pages: Pages) -> tuple[Pages, Counts]:
-    """Each page once, and how often it stands there."""
-    distinct, counts = np.unique(pages, return_counts=True)
-    return distinct, counts.astype(np.uint32)
 
 
 def _not_held(page: int, held: int) -> StateConflict:
