@@ -32,7 +32,7 @@ class DecoderSettings(ServiceSettings):
     max_body_bytes: ByteSize = Field(8 * 2**20, ge=1024, description="longest HTTP request body, bytes")
     max_waiting: int = Field(256, ge=0, description="choices that may wait for a row before 429 is answered")
     queue_seconds: float = Field(
-        600.0, ge=0, description="seconds that a choice may wait for its first row before it fails; 0 = for ever"
+        600.0, ge=0, description="seconds that a choice waits for a row before it fails; 0 = for ever"
     )
     shutdown_seconds: float = Field(
         5.0, ge=0, le=60, description="seconds running requests get after SIGTERM"
