@@ -16,7 +16,7 @@ from transformers.cache_utils import DynamicLayer
 
 from benchmarks.real_text import real_tokens
 from services.contract.layout import ArenaLayout
-from services.contract.page_header import PAGE_HEADER
+from services.contract.page_header import PAGE_HEADER, PageState
 from services.decoder.engine.memory_plan import kv_planes, kv_shape
 from services.decoder.kv.shape import KvShape
 from services.decoder.models.spec import ModelSpec
@@ -51,11 +51,15 @@ class Served:
     def prompt(self, length: int, skip: int) -> list[int]:
         return real_tokens(self.tokenizer, length, skip)
 
-    def open_pages(self) -> list[int]:
-        """Pages that a session holds, by the headers in the file."""
+    def pages(self, *states: PageState) -> list[int]:
+        """Those in one of `states`, by the headers in the file."""
         count = self.layout.page_count
         headers = np.fromfile(self.store.arena, PAGE_HEADER, count, offset=self.layout.page_headers_offset)
-        return [int(page) for page in np.flatnonzero(headers["state"] == 1)]
+        return [int(page) for page in np.flatnonzero(np.isin(headers["state"], states))]
+
+    def open_pages(self) -> list[int]:
+        """Pages that a session writes."""
+        return self.pages(PageState.OPEN)
 
     def stored(self, layer: int) -> Floats:
         """[pages, page_tokens, kv_heads, key and value, head_dim] of one layer, read from the file."""
@@ -101,8 +105,9 @@ def test_two_requests_keep_their_kv_in_the_arenas_file(served: Served) -> None:
     for name, prompt in prompts.items():
         engine.submit(name, prompt, 200)
     eventually("both answer", lambda: all(len(engine.tokens(name)) > 2 for name in prompts))
-    pages = served.open_pages()
-    assert served.store.stats().open_pages >= len(pages) >= 3 + 2
+    pages = served.pages(PageState.OPEN, PageState.SEALED)
+    now = served.store.stats()
+    assert now.open_pages + now.sealed_pages >= len(pages) >= 3 + 2
     layers = [served.stored(layer) for layer in range(served.shape.layers)]
     assert not any(engine.finished(name) for name in prompts), "it was to run while the file was read"
     stats = engine.stats()
