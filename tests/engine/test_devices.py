@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -46,3 +48,17 @@ def test_the_gpu_extra_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_card_that_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, count=1)
     check_device(torch.device("cuda:0"))
+
+
+def test_a_cpu_engine_needs_no_gpu_extra() -> None:
+    """As after `make run` on a machine without a card: all that a start imports, with no `cuda` to be found."""
+    program = """
+import sys
+sys.modules["cuda"] = None
+import services.decoder.engine.__main__
+import services.decoder.engine.assembly
+import services.decoder.engine.loop
+import services.decoder.engine.offline
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

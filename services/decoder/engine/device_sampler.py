@@ -11,14 +11,18 @@ the device alone counts the latter. Knows sequences and tensors, no model and no
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from services.contract.errors import InvalidRequest
 from services.decoder.engine.sequence import Sampling, Sequence
-from services.decoder.kernels.gpu.sample import SampleCall, SampleShape
 from services.decoder.kernels.sample import SampleInputs, SampleTables, Wish, sample
 from services.decoder.kernels.sample_limits import MOST_BARRED, MOST_BIASED
+
+if TYPE_CHECKING:  # needs the gpu extra
+    from services.decoder.kernels.gpu.sample import SampleShape
 
 _STAGES = 4  # host buffers in turn: a step may be prepared while earlier ones are still under way
 
@@ -166,6 +170,8 @@ class DeviceSampler:
         if not self._on_gpu:
             sample(self.tables, inputs, logits, self._scale, tokens)
             return tokens
+        from services.decoder.kernels.gpu.sample import SampleCall, SampleShape  # needs the gpu extra
+
         key = logits.dtype, logits.shape, logits.stride(), greedy
         is_new = key not in self._shapes
         if is_new:
