@@ -51,7 +51,7 @@ def test_a_card_that_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_cpu_engine_needs_no_gpu_extra() -> None:
-    """As after `make run` on a machine without a card: all that a start imports, and no `cuda` to be found."""
+    """As after `make run` on a machine without a card: all that a start imports, with `cuda` nowhere."""
     program = """
 import sys
 sys.modules["cuda"] = None
