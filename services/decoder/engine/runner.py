@@ -72,6 +72,11 @@ class Runner:
         """`launch` and `collect` in one."""
         return self.launch(plan).collect()
 
+    def wait(self) -> None:
+        """Until the device has done all that was launched."""
+        if self.tables.host_pages.is_cuda:
+            torch.cuda.synchronize(self.tables.host_pages.device)
+
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> RunningStep:
         """Begin to compute the step: on a GPU this returns before it is done.
