@@ -78,6 +78,11 @@ _BY_STATUS: Mapping[grpc.StatusCode, type[HotsetError]] = {
 } | {grpc.StatusCode.DEADLINE_EXCEEDED: Unavailable, grpc.StatusCode.CANCELLED: Unavailable}
 
 
+def error_named(name: str, text: str) -> HotsetError:
+    """The branch of the tree called `name`, raised elsewhere with `text`; the root where there is none."""
+    return _BY_NAME.get(name, HotsetError)(text)
+
+
 def from_rpc_error(error: grpc.RpcError) -> HotsetError:
     """The branch of the tree that a failed call stands for.
 
