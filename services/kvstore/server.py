@@ -20,6 +20,8 @@ from hotset.v1 import kvstore_pb2_grpc
 from services.contract.channel import SERVER_OPTIONS
 from services.contract.errors import SetupError
 from services.contract.rpc_errors import AioErrorInterceptor
+from services.kvstore.data_metrics import DataMetrics
+from services.kvstore.data_plane import DataPlane
 from services.kvstore.metrics import MetricsServer, RpcMeter, StoreMetrics
 from services.kvstore.servicer import KvStoreServicer
 from services.kvstore.settings import KvStoreSettings
@@ -45,13 +47,16 @@ async def serve(settings: KvStoreSettings) -> None:
 
     store = Store.open(settings.arena_dir, settings.arena_bytes, time.monotonic, settings.lease_seconds)
     keep = store.reopened  # a start that fails leaves an arena that it found, and none that it made
+    data: DataPlane | None = None
     try:
         sizes = store.sizes()
         metrics = StoreMetrics(store.snapshot())
+        data = plane = DataPlane(settings, store.parts)
+        metrics.registry.register(DataMetrics(lambda: plane.figures))
         server = grpc.aio.server(
             interceptors=[AioErrorInterceptor(), RpcMeter(metrics)], options=SERVER_OPTIONS
         )
-        kvstore_pb2_grpc.add_KvStoreServicer_to_server(KvStoreServicer(store), server)
+        kvstore_pb2_grpc.add_KvStoreServicer_to_server(KvStoreServicer(store, plane), server)
         health_servicer = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
         address = _listen(server, settings.listen)
@@ -77,6 +82,8 @@ async def serve(settings: KvStoreSettings) -> None:
         finally:
             metrics_server.close()
     finally:
+        if data is not None:
+            await data.close()
         store.close(keep=keep)
     _log.info("stopped arena=%s", "kept" if keep else "removed")
 

@@ -6,8 +6,9 @@ Knows clients, no pages. Time is the monotonic clock given to it, in seconds.
 from __future__ import annotations
 
 import hashlib
+import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from services.contract.errors import NotFound, StaleReference
@@ -39,6 +40,7 @@ class Session:
     expired: bool = False  # a mapped client past its lease, whose process lives
     last_sequence: int = 0
     last_answer: Updated | None = None
+    data_key: bytes = field(default_factory=lambda: secrets.token_bytes(16))  # of this epoch's requests for bytes
 
 
 def session_id_of(token: str) -> int:

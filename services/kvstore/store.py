@@ -28,6 +28,7 @@ from services.kvstore.session_locks import SessionLocks
 from services.kvstore.sessions import Clock, Session, SessionEnd, Sessions, session_id_of
 from services.kvstore.settings import StoreSizes
 from services.kvstore.snapshot import StoreCounters, StoreSnapshot
+from services.kvstore.store_parts import StoreParts
 
 _log = logging.getLogger(__name__)
 
@@ -65,6 +66,11 @@ class Store:
             raise
 
     @property
+    def parts(self) -> StoreParts:
+        """For the data plane."""
+        return StoreParts(self._arena, self._space, self._sessions)
+
+    @property
     def reopened(self) -> bool:
         """Whether the arena was there before."""
         return self._arena.reopened
@@ -90,6 +96,8 @@ class Store:
         session_id = session_id_of(order.token)
         self._check_identity(order, self._sessions.get(session_id))
         self._make_way(order.client_name, session_id)
+        if order.reads_only:
+            self._space.check_layout(order.header)
         table = self._space.table_for(order.header, claims=len(order.held) > 0, attached=len(self._sessions))
         sealed = table.adopt(session_id, order.held)
         self._space.claim(session_id)
@@ -111,6 +119,7 @@ class Store:
             page_count=table.page_count,
             lease_ms=int(self._lease_seconds * 1000),
             sealed=sealed,
+            data_key=session.data_key,
         )
 
     def update(self, session_id: int, epoch: int, order: UpdateOrder) -> Updated:

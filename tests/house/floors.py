@@ -131,7 +131,8 @@ def _optional(tree: Mapping[str, Module]) -> Iterator[str]:
         for part in module.imports:
             top = part.name.split(".")[0]
             if top in ONLY_IN and (part.at_start or module.name != ONLY_IN[top]):
-                yield f"{module.path}:{part.line}: imports {part.name}; only {ONLY_IN[top]} may, inside a function"
+                only = f"only {ONLY_IN[top]} may, inside a function"
+                yield f"{module.path}:{part.line}: imports {part.name}; {only}"
 
 
 def _circles(tree: Mapping[str, Module]) -> Iterator[str]:
