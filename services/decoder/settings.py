@@ -79,7 +79,12 @@ class DecoderSettings(ServiceSettings):
     max_model_len: int = Field(
         0, ge=0, description="longest prompt + answer, tokens; 0 = the model's own limit"
     )
-    max_step_tokens: int = Field(512, ge=16, description="tokens a step computes at most, prefill included")
+    max_step_tokens: int = Field(
+        0, ge=0, description="tokens a step computes at most, prefill included; 0 = 4096 on a GPU, else 512"
+    )
+    window_tokens: int = Field(
+        16384, ge=64, description="history that prefill attends to at once, tokens, a multiple of page_tokens"
+    )
     device_cache_tokens: int = Field(
         0,
         ge=0,
@@ -102,7 +107,9 @@ class DecoderSettings(ServiceSettings):
                 "hot_tokens must be 0 or a multiple of block_tokens of at least "
                 f"budget_tokens + block_tokens = {least}"
             )
-        if self.max_step_tokens < self.max_rows + self.block_tokens:
+        if self.window_tokens % self.page_tokens:
+            raise ValueError("window_tokens must be a multiple of page_tokens")
+        if self.max_step_tokens and self.max_step_tokens < self.max_rows + self.block_tokens:
             raise ValueError(
                 "max_step_tokens must be at least max_rows + block_tokens = "
                 f"{self.max_rows + self.block_tokens}, or prefill would never run beside decode"
@@ -113,3 +120,8 @@ class DecoderSettings(ServiceSettings):
     def capacity_tokens(self) -> int:
         """Capacity of a lane, tokens."""
         return self.hot_tokens or 2 * self.budget_tokens
+
+    def step_tokens(self, device_type: str) -> int:
+        """Tokens a step computes at most, on a device of this type; enough for all rows and a block."""
+        default = max(4096 if device_type == "cuda" else 512, self.max_rows + self.block_tokens)
+        return self.max_step_tokens or default

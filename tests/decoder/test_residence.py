@@ -23,9 +23,11 @@ from services.decoder.kernels.append import make_records
 from services.decoder.kernels.counter import Counter
 from services.decoder.kernels.twins import Twins
 from services.decoder.kv.arena_map import ArenaMap
+from services.decoder.kv.arena_path import DirectPath
 from services.decoder.kv.batch import PrefillChunk, decode_batch
 from services.decoder.kv.bounds_index import BoundsIndex
 from services.decoder.kv.full import Full
+from services.decoder.kv.history import Window
 from services.decoder.kv.hot_buffer import HotBuffer
 from services.decoder.kv.residence import Residence
 from services.decoder.kv.shape import KvShape
@@ -36,6 +38,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 MAX_BLOCKS = made_up.MAX_PAGES * 3
 ROWS = 4
+WINDOW = 24  # tokens: two pages
 
 
 class Rig:
@@ -46,14 +49,16 @@ class Rig:
         self.path = path
         self.arena = made_up.arena(self.shape, path)
         self.tables = made_up.tables(ROWS)
+        arena_path = DirectPath(Twins(), self.arena, self.shape, WINDOW, made_up.CPU)
+        window = Window(Twins(), self.shape, WINDOW, made_up.CPU)
         self.residence: Residence
         if mode == "tiered":
             hot = HotBuffer(self.shape, ROWS, MAX_BLOCKS, (MAX_BLOCKS, capacity), made_up.CPU)
             for pool in hot.pools:
                 pool.fill_(float("nan"))
-            self.residence = Tiered(Twins(), self.arena, hot, self.tables)
+            self.residence = Tiered(Twins(), self.arena, hot, self.tables, arena_path)
         else:
-            self.residence = Full(Twins(), self.arena, self.shape, 21, made_up.CPU)
+            self.residence = Full(Twins(), self.arena, self.shape, 21, arena_path, window)
             for layer in range(2):
                 self.residence.pool(layer).fill_(float("nan"))
 
@@ -123,14 +128,23 @@ def test_the_file_holds_exactly_the_records(tmp_path: Path, mode: str, groups: i
         assert np.isnan(untouched).all(), "a byte outside the row's records was written"
 
 
-def test_history_returns_what_was_written(tmp_path: Path, mode: str) -> None:
-    rig = Rig(tmp_path / "arena", mode)
-    key, value = made(40)
-    rig.prefill(1, key[:36], value[:36], cuts=(4, 24))
-    chunk = PrefillChunk.build(rig.shape, rig.tables, 1, 36, 40)
-    got = rig.residence.history(1, chunk)
-    assert torch.equal(got[0], -key[:36])
-    assert torch.equal(got[1], -value[:36])
+@pytest.mark.parametrize("groups", [1, 3])
+@pytest.mark.parametrize("start", [0, 4, 12, 20, 24, 28, 36, 48, 52])
+def test_history_returns_what_was_written_in_windows(
+    tmp_path: Path, mode: str, groups: int, start: int
+) -> None:
+    rig = Rig(tmp_path / "arena", mode, groups)
+    key, value = made(60)
+    if start:
+        rig.prefill(1, key[:start], value[:start], cuts=(4, 24) if start > 24 else ())
+    chunk = PrefillChunk.build(rig.shape, rig.tables, 1, start, 60)
+    at = 0
+    for window in rig.residence.history(1, chunk):
+        run = slice(at, min(at + WINDOW, start))
+        assert torch.equal(window.key, -key[run])
+        assert torch.equal(window.value, -value[run])
+        at = run.stop
+    assert at == start
 
 
 @pytest.mark.parametrize("prompt", [1, 3, 4, 5, 12, 13, 31])

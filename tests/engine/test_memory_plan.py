@@ -16,8 +16,10 @@ from services.decoder.engine.device_sampler import DeviceSampler
 from services.decoder.engine.memory_plan import MemoryPlan, kv_fingerprint, kv_planes, kv_shape
 from services.decoder.kernels.twins import Twins
 from services.decoder.kv.arena_map import ArenaMap
+from services.decoder.kv.arena_path import DirectPath
 from services.decoder.kv.bounds_index import BoundsIndex
 from services.decoder.kv.full import Full
+from services.decoder.kv.history import Window
 from services.decoder.kv.hot_buffer import HotBuffer
 from services.decoder.kv.row_tables import RowTables
 from services.decoder.models.spec import ModelSpec
@@ -118,7 +120,8 @@ def test_what_is_planned_is_what_is_allocated(
             table_bytes += sum(part.nbytes for part in parts)
         assert plan.resident_bytes == 0
     else:
-        full = Full(Twins(), arena, shape, plan.device_pages, CPU)
+        path = DirectPath(Twins(), arena, shape, 64, CPU)
+        full = Full(Twins(), arena, shape, plan.device_pages, path, Window(Twins(), shape, 64, CPU))
         assert plan.resident_bytes == sum(full.pool(layer).nbytes for layer in range(shape.layers))
         assert plan.hot_bytes == 0
     assert plan.table_bytes == table_bytes

@@ -62,6 +62,8 @@ class MemoryPlan:
     quest_layers: int  # the layers behind the dense ones, if the selector is Quest
     weight_bytes: int
     sampling_bytes: int  # the device sampler's tables; on the CPU there are none
+    step_tokens: int  # a step computes at most, prefill included
+    window_bytes: int  # what prefill reads its history through
 
     @classmethod
     def derive(
@@ -107,6 +109,8 @@ class MemoryPlan:
             sampling_bytes=DeviceSampler.device_bytes(settings.max_rows, spec.vocab_size)
             if device.type == "cuda"
             else 0,
+            step_tokens=settings.step_tokens(device.type),
+            window_bytes=_window_bytes(settings, shape, device),
         )
 
     @property
@@ -178,8 +182,19 @@ class MemoryPlan:
             ("resident KV", self.resident_bytes, f"kv_mode {self.settings.kv_mode}"),
             ("selector's index", self.index_bytes, f"{device_tokens:,} tokens"),
             ("tables", self.table_bytes, f"{self.max_model_len:,} tokens a row at most"),
+            ("prefill windows", self.window_bytes, f"{self.settings.window_tokens:,} tokens of a layer"),
             ("sampling", self.sampling_bytes, "wishes and token counts"),
             ("arena (host)", self.layout.arena_bytes, f"{pages:,} pages, {arena_tokens:,} tokens"),
             ("KV of a token", self.token_bytes, f"{self.shape.layers} layers, {self.shape.groups} groups"),
         ]
         return "\n".join(f"  {name:<17}{format_bytes(size):>10}  {note}" for name, size, note in lines)
+
+
+def _window_bytes(settings: DecoderSettings, shape: KvShape, device: torch.device) -> int:
+    """A window of one layer that attention reads; on a GPU two more in tiered mode, which copies from the
+    arena fill meanwhile, and two quarters of one on the way back.
+    """
+    one = settings.window_tokens // shape.page_tokens * shape.page_elements * shape.dtype.itemsize
+    if device.type != "cuda":
+        return one
+    return one * (3 if settings.kv_mode == "tiered" else 1) + one // 2

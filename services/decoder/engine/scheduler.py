@@ -209,15 +209,11 @@ class Scheduler:
             if not room.fits(need):
                 room.gain(self._preempt(sequence))
                 continue
-            chunk = self.limits.next_chunk(sequence, self.limits.max_step_tokens - plan.tokens)
+            chunk = self.limits.next_chunk(sequence, plan)
             if chunk is not None:
                 room.spend(need)
                 plan.chunks.append(chunk)
-        while (
-            self.waiting
-            and self._free_rows
-            and self._admit(self.waiting[0], plan, room, self.limits.max_step_tokens - plan.tokens)
-        ):
+        while self.waiting and self._free_rows and self._admit(self.waiting[0], plan, room):
             pass
         return plan
 
@@ -226,7 +222,7 @@ class Scheduler:
         pages = -(-end // self.limits.page_tokens)
         return max(0, pages - len(sequence.host_pages)), max(0, pages - len(sequence.device_pages))
 
-    def _admit(self, sequence: Sequence, plan: StepPlan, room: Room, budget: int) -> bool:
+    def _admit(self, sequence: Sequence, plan: StepPlan, room: Room) -> bool:
         """Seat the first in the queue, if there is room for it."""
         siblings = [one for one in self.running if one.request_id == sequence.request_id]
         if self._desk.shares and any(one.is_prefilling for one in siblings):
@@ -237,7 +233,7 @@ class Scheduler:
         sequence.find(len(matched) * self.limits.page_tokens)
         host, device = self._need(sequence, sequence.admission_tokens)
         spare = len(self.running)  # each running row may want a page soon
-        chunk = self.limits.next_chunk(sequence, budget)
+        chunk = self.limits.next_chunk(sequence, plan)
         possible = chunk is not None or not sequence.is_prefilling
         if not possible or not room.fits((host + spare, device + spare)):
             self._desk.give(matched)

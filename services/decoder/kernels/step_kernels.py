@@ -1,4 +1,4 @@
-"""What a decode step does to KV, layer by layer, whatever the device.
+"""What a step does to KV, layer by layer, whatever the device: the decode rows', and prefill's at the end.
 
 Two implementations: the twins (twins.py), which are the definition and run anywhere, and the GPU's
 (gpu/step_kernels.py), which agree with them slot for slot. Which one an engine uses is settled once, when it
@@ -10,8 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
+from services.decoder.kernels.attend_part import Part
 from services.decoder.kernels.bounds import BlockBounds
 from services.decoder.kernels.decode_batch import DecodeBatch
 from services.decoder.kernels.lru import LaneTables
@@ -108,3 +110,15 @@ class StepKernels(Protocol):
         Returns:
             [R, query heads, head_dim].
         """
+
+    def gather_pages(self, source: Tensor, pages: Tensor, out: Tensor) -> None:
+        """Records of some pages in token order, for prefill.
+
+        Args:
+            source: [all pages, groups, page_tokens, record elements].
+            pages: [n] int32, in token order.
+            out: [groups, n * page_tokens, record elements], contiguous; written.
+        """
+
+    def merge_parts(self, first: Part, second: Part, dtype: torch.dtype) -> Part:
+        """Prefill's attention over two parts as one, its `out` in `dtype`."""

@@ -6,19 +6,19 @@ Knows no LRU and no hot buffer: a block's place is its page's place. The arena i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from services.decoder.kernels.append import append
 from services.decoder.kernels.bounds import BlockBounds
 from services.decoder.kernels.counter import Counter
 from services.decoder.kernels.decode_batch import DecodeBatch
 from services.decoder.kernels.step_kernels import Placement, StepKernels
 from services.decoder.kv.arena_map import ArenaMap
+from services.decoder.kv.arena_path import ArenaPath
 from services.decoder.kv.batch import PrefillChunk
-from services.decoder.kv.history import gather_history
+from services.decoder.kv.history import KeysValues, Window, window_runs
 from services.decoder.kv.residence import SlotCount
 from services.decoder.kv.shape import KvShape
 
@@ -27,10 +27,20 @@ class Full:
     """A Residence in which every chosen block is a hit."""
 
     def __init__(
-        self, kernels: StepKernels, arena: ArenaMap, shape: KvShape, device_pages: int, device: torch.device
+        self,
+        kernels: StepKernels,
+        arena: ArenaMap,
+        shape: KvShape,
+        device_pages: int,
+        path: ArenaPath,
+        window: Window,
     ) -> None:
+        """Allocate `device_pages` pages a layer on the window's device; prefill writes through by `path`."""
         self._kernels = kernels
         self._shape = shape
+        self._path = path
+        self._window = window
+        device = window.device
         self._arena = [arena.kv_blocks(layer) for layer in range(shape.layers)]
         blocks = device_pages * shape.groups * shape.blocks_per_page
         self._pools = [
@@ -77,24 +87,28 @@ class Full:
         shape = self._shape
         return self._pools[layer].view(-1, shape.block_tokens, 2, shape.heads, shape.head_dim)
 
+    def begin(self, chunks: Sequence[PrefillChunk]) -> None:
+        """The arena will be written to."""
+        self._path.begin(chunks, reads=False)
+
     def write(self, layer: int, chunk: PrefillChunk, records: Tensor) -> None:
         """Prefill writes the device and the arena."""
-        shape = self._shape
-        pool = self._pools[layer].view(-1, shape.record_elements)
-        tail = chunk.end % shape.block_tokens
-        if tail:
-            self._pools[layer][chunk.device_blocks[:, -1]] = 0  # the rest of the block was another's
-        append(
-            records,
-            pool,
-            chunk.device_records,
-            self._arena[layer].view(-1, shape.record_elements),
-            chunk.host_records,
-        )
+        if chunk.end % self._shape.block_tokens:
+            self._pools[layer][chunk.last_block] = 0  # the rest of the block was another's
+        pool = self._pools[layer].view(-1, self._shape.record_elements)
+        pool.index_copy_(0, chunk.device_records, records)
+        self._path.write(layer, chunk, records)
 
-    def history(self, layer: int, chunk: PrefillChunk) -> tuple[Tensor, Tensor]:
+    def history(self, layer: int, chunk: PrefillChunk) -> Iterator[KeysValues]:
         """From the device."""
-        return gather_history(self._shape, self._pools[layer], chunk.device_blocks, chunk.start)
+        size = self._shape.page_tokens
+        for start, end in window_runs(chunk.start, self._window.tokens):
+            pages = chunk.device_pages[start // size : -(-end // size)]
+            yield self._window.gather(self._pools[layer], pages, end - start)
+
+    def finish(self) -> None:
+        """The arena has it all."""
+        self._path.finish()
 
     def hot_slots(self) -> SlotCount:
         """There is no hot buffer."""

@@ -60,6 +60,11 @@ class KvShape:
         return self.page_tokens // self.block_tokens
 
     @property
+    def page_elements(self) -> int:
+        """Elements of a page in one layer, all groups."""
+        return self.groups * self.page_tokens * self.record_elements
+
+    @property
     def bounds_elements(self) -> int:
         """Elements of a page's block bounds in one layer, all KV heads."""
         return self.blocks_per_page * self.kv_heads * 2 * self.head_dim

@@ -11,11 +11,14 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from services.decoder.kernels.attend_part import Part
 from services.decoder.kernels.bounds import BlockBounds
 from services.decoder.kernels.decode_batch import DecodeBatch
 from services.decoder.kernels.gpu.append import AppendCall, AppendShape
 from services.decoder.kernels.gpu.attend import AttendCall, AttendShape
+from services.decoder.kernels.gpu.gather_pages import GatherPagesCall, GatherPagesShape
 from services.decoder.kernels.gpu.locate import LocateCall, LocateShape
+from services.decoder.kernels.gpu.merge_parts import merged, shape_of
 from services.decoder.kernels.gpu.resolve import ResolveCall, ResolveShape
 from services.decoder.kernels.gpu.select import SelectCall, SelectShape
 from services.decoder.kernels.step_kernels import LayerStore, Placement
@@ -189,6 +192,22 @@ class GpuKernels:
             scaling=scaling,
             splits=splits,
         )
+        call.check(shape)
+        call.launch(shape)
+        return call.out
+
+    def gather_pages(self, source: Tensor, pages: Tensor, out: Tensor) -> None:
+        """kernels/gpu/gather_pages.cu."""
+        group_bytes = source.shape[2] * source.shape[3] * source.element_size()
+        shape = self._same(GatherPagesShape(source.shape[1], group_bytes))
+        call = GatherPagesCall(source, pages, out)
+        call.check(shape)
+        call.launch(shape)
+
+    def merge_parts(self, first: Part, second: Part, dtype: torch.dtype) -> Part:
+        """kernels/gpu/merge_parts.cu."""
+        call = merged(first, second, dtype)
+        shape = self._same(shape_of(call))
         call.check(shape)
         call.launch(shape)
         return call.out
