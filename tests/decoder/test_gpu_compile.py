@@ -12,8 +12,10 @@ from services.decoder.kernels.gpu.append import AppendShape
 from services.decoder.kernels.gpu.attend import AttendShape
 from services.decoder.kernels.gpu.attend_latent import AttendLatentShape
 from services.decoder.kernels.gpu.compile import compile_kernel
+from services.decoder.kernels.gpu.gather_pages import GatherPagesShape
 from services.decoder.kernels.gpu.linear import LinearShape
 from services.decoder.kernels.gpu.locate import LocateShape
+from services.decoder.kernels.gpu.merge_parts import MergePartsShape
 from services.decoder.kernels.gpu.norm import NormShape
 from services.decoder.kernels.gpu.replay import ReplayShape
 from services.decoder.kernels.gpu.resolve import ResolveShape
@@ -118,6 +120,17 @@ def test_norm_and_rope_compile(arch: str, dtype: torch.dtype) -> None:
         assert compile_kernel("rms_norm", NormShape(size, dtype).defines, arch)[:4] == b"\x7fELF"
     for head_dim in (64, 80, 96, 128, 256):
         assert compile_kernel("rope", RopeShape(head_dim, dtype).defines, arch)[:4] == b"\x7fELF"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("arch", CLUSTERS)
+def test_gather_and_merge_compile(arch: str, dtype: torch.dtype) -> None:
+    for groups, group_bytes in ((8, 32768), (3, 192), (1, 2**18)):
+        shape = GatherPagesShape(groups, group_bytes)
+        assert compile_kernel("gather_pages", shape.defines, arch)[:4] == b"\x7fELF"
+    for first_wide, out_wide in ((False, False), (False, True), (True, True), (True, False)):
+        merge = MergePartsShape(80, dtype, first_wide=first_wide, out_wide=out_wide)
+        assert compile_kernel("merge_parts", merge.defines, arch)[:4] == b"\x7fELF"
 
 
 def test_a_kernel_that_does_not_compile_says_why() -> None:
