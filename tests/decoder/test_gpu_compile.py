@@ -22,6 +22,7 @@ from services.decoder.kernels.gpu.resolve import ResolveShape
 from services.decoder.kernels.gpu.rope import RopeShape
 from services.decoder.kernels.gpu.sample import SampleShape
 from services.decoder.kernels.gpu.select import SelectShape
+from services.decoder.kernels.gpu.swiglu import SwigluShape
 
 CLUSTERS = {"sm_80": (1,), "sm_90": (1, 8), "sm_100": (1, 8)}  # before sm_90 there are no clusters
 
@@ -115,9 +116,10 @@ def test_linear_compiles(arch: str, gated: bool) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("arch", CLUSTERS)
-def test_norm_and_rope_compile(arch: str, dtype: torch.dtype) -> None:
+def test_norm_rope_and_swiglu_compile(arch: str, dtype: torch.dtype) -> None:
     for size in (576, 4096, 16384):
         assert compile_kernel("rms_norm", NormShape(size, dtype).defines, arch)[:4] == b"\x7fELF"
+    assert compile_kernel("swiglu", SwigluShape(dtype).defines, arch)[:4] == b"\x7fELF"
     for head_dim in (64, 80, 96, 128, 256):
         assert compile_kernel("rope", RopeShape(head_dim, dtype).defines, arch)[:4] == b"\x7fELF"
 
