@@ -83,7 +83,7 @@ class DecoderSettings(ServiceSettings):
         0, ge=0, description="tokens a step computes at most, prefill included; 0 = 4096 on a GPU, else 512"
     )
     window_tokens: int = Field(
-        16384, ge=64, description="history that prefill attends to at once, tokens, a multiple of page_tokens"
+        16384, ge=64, description="history that prefill attends to at once, tokens, in whole pages"
     )
     device_cache_tokens: int = Field(
         0,
@@ -107,8 +107,6 @@ class DecoderSettings(ServiceSettings):
                 "hot_tokens must be 0 or a multiple of block_tokens of at least "
                 f"budget_tokens + block_tokens = {least}"
             )
-        if self.window_tokens % self.page_tokens:
-            raise ValueError("window_tokens must be a multiple of page_tokens")
         if self.max_step_tokens and self.max_step_tokens < self.max_rows + self.block_tokens:
             raise ValueError(
                 "max_step_tokens must be at least max_rows + block_tokens = "
@@ -120,6 +118,11 @@ class DecoderSettings(ServiceSettings):
     def capacity_tokens(self) -> int:
         """Capacity of a lane, tokens."""
         return self.hot_tokens or 2 * self.budget_tokens
+
+    @property
+    def whole_window_tokens(self) -> int:
+        """Tokens of a window, a multiple of page_tokens."""
+        return max(1, self.window_tokens // self.page_tokens) * self.page_tokens
 
     def step_tokens(self, device_type: str) -> int:
         """Tokens a step computes at most, on a device of this type; enough for all rows and a block."""

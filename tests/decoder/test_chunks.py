@@ -102,7 +102,7 @@ def engine(path: Path, step_tokens: int) -> OfflineEngine:
 def step_seconds(one: OfflineEngine, reading: Sequence) -> list[float]:
     """CPU time of each step until `reading` is prefilled."""
     one.scheduler.submit([reading])
-    taken = []
+    taken: list[float] = []
     while not taken or reading.is_prefilling:
         begun = time.process_time()
         one.step()

@@ -76,6 +76,7 @@ def test_smollm2_by_hand() -> None:
     rows, lanes = 4 * 8 * 2 * 128, 4 * 24 * 30 * (512 + 3 * 256 + 1)
     assert plan.table_bytes == rows + lanes == 3_697_472
     assert plan.layout.page_count == 684
+    assert plan.window_bytes == 16_384 * 768  # a record of each head in one layer
 
 
 def test_full_mode_keeps_kv_in_device_pages_and_no_hot_buffer() -> None:
@@ -172,6 +173,17 @@ def test_capacity_never_exceeds_the_longest_row() -> None:
 def test_what_cannot_be_is_refused(arena_bytes: int, changes: dict[str, object], message: str) -> None:
     with pytest.raises(SetupError, match=message):
         derive(SMOLLM2, torch.bfloat16, arena_bytes, CPU, **changes)
+
+
+def test_a_window_is_whole_pages() -> None:
+    assert settings(window_tokens=1000, page_tokens=192).whole_window_tokens == 960
+    assert settings(window_tokens=64, page_tokens=192).whole_window_tokens == 192
+
+
+def test_a_step_holds_all_rows_and_a_block() -> None:
+    assert [settings().step_tokens(kind) for kind in ("cpu", "cuda")] == [512, 4096]
+    assert settings(max_rows=1024).step_tokens("cpu") == 1024 + 16
+    assert settings(max_step_tokens=100).step_tokens("cuda") == 100
 
 
 @pytest.mark.parametrize(

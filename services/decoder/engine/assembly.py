@@ -60,7 +60,7 @@ def assemble(
         hot = HotBuffer(shape, settings.max_rows, plan.max_blocks, plan.capacities, device)
         residence = Tiered(kernels, arena, hot, tables, arena_path(plan, kernels, arena, device, reads=True))
     else:
-        window = Window(kernels, shape, settings.window_tokens, device)
+        window = Window(kernels, shape, settings.whole_window_tokens, device)
         path = arena_path(plan, kernels, arena, device, reads=False)
         residence = Full(kernels, arena, shape, plan.device_pages, path, window)
     bounds = None
@@ -128,11 +128,12 @@ def arena_path(
     plan: MemoryPlan, kernels: StepKernels, arena: ArenaMap, device: torch.device, *, reads: bool
 ) -> ArenaPath:
     """Prefill's way to the arena; with `reads`, its history comes back by it."""
+    window_tokens = plan.settings.whole_window_tokens
     if device.type != "cuda":
-        return DirectPath(kernels, arena, plan.shape, plan.settings.window_tokens, device)
+        return DirectPath(kernels, arena, plan.shape, window_tokens, device)
     from services.decoder.kv.streamed_path import StreamedPath  # needs the gpu extra
 
-    return StreamedPath(kernels, arena, plan.shape, plan.settings.window_tokens, device, reads=reads)
+    return StreamedPath(kernels, arena, plan.shape, window_tokens, device, reads=reads)
 
 
 def page_hasher(plan: MemoryPlan, fingerprint: bytes) -> PageHasher | None:

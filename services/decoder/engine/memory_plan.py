@@ -182,7 +182,7 @@ class MemoryPlan:
             ("resident KV", self.resident_bytes, f"kv_mode {self.settings.kv_mode}"),
             ("selector's index", self.index_bytes, f"{device_tokens:,} tokens"),
             ("tables", self.table_bytes, f"{self.max_model_len:,} tokens a row at most"),
-            ("prefill windows", self.window_bytes, f"{self.settings.window_tokens:,} tokens of a layer"),
+            ("prefill windows", self.window_bytes, f"{self.settings.whole_window_tokens:,} tokens of a layer"),
             ("sampling", self.sampling_bytes, "wishes and token counts"),
             ("arena (host)", self.layout.arena_bytes, f"{pages:,} pages, {arena_tokens:,} tokens"),
             ("KV of a token", self.token_bytes, f"{self.shape.layers} layers, {self.shape.groups} groups"),
@@ -194,7 +194,7 @@ def _window_bytes(settings: DecoderSettings, shape: KvShape, device: torch.devic
     """A window of one layer that attention reads; on a GPU two more in tiered mode, which copies from the
     arena fill meanwhile, and two quarters of one on the way back.
     """
-    one = settings.window_tokens // shape.page_tokens * shape.page_elements * shape.dtype.itemsize
+    one = settings.whole_window_tokens // shape.page_tokens * shape.page_elements * shape.dtype.itemsize
     if device.type != "cuda":
         return one
     return one * (3 if settings.kv_mode == "tiered" else 1) + one // 2
