@@ -182,7 +182,7 @@ class MemoryPlan:
             ("resident KV", self.resident_bytes, f"kv_mode {self.settings.kv_mode}"),
             ("selector's index", self.index_bytes, f"{device_tokens:,} tokens"),
             ("tables", self.table_bytes, f"{self.max_model_len:,} tokens a row at most"),
-            ("prefill windows", self.window_bytes, f"{self.settings.whole_window_tokens:,} tokens of a layer"),
+            ("prefill windows", self.window_bytes, f"{self.settings.whole_window_tokens:,} tokens each"),
             ("sampling", self.sampling_bytes, "wishes and token counts"),
             ("arena (host)", self.layout.arena_bytes, f"{pages:,} pages, {arena_tokens:,} tokens"),
             ("KV of a token", self.token_bytes, f"{self.shape.layers} layers, {self.shape.groups} groups"),

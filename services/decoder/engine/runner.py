@@ -16,6 +16,7 @@ from services.decoder.engine.decode_graphs import DecodeGraphs
 from services.decoder.engine.draw import Draw, Drawn
 from services.decoder.engine.sampler import score_prompt
 from services.decoder.engine.sequence import SampledToken, Sequence
+from services.decoder.engine.step_clock import Mark, StepClock
 from services.decoder.engine.step_plan import StepPlan
 from services.decoder.kv.batch import PrefillChunk, decode_batch
 from services.decoder.kv.bounds_index import BoundsIndex
@@ -34,7 +35,9 @@ class RunningStep:
     plan: StepPlan
     rows: list[int]  # that get a token
     drawn: Drawn | None
-    done: torch.cuda.Event | None  # on a GPU, behind the last thing that the step's chunks do to their pages
+    done: torch.cuda.Event | None = None  # behind the last thing that the step's chunks do to their pages
+    clock: StepClock | None = None
+    mark: Mark | None = None  # of the clock
 
     def collect(self) -> dict[int, SampledToken]:
         """Wait for the next token by row, of rows whose computed tokens reach their last one.
@@ -47,6 +50,8 @@ class RunningStep:
         if self.drawn is None:
             return {}
         tokens = self.drawn.collect()
+        if self.clock is not None and self.mark is not None:
+            self.clock.collected(self.mark)
         return {row: token for row, token in zip(self.rows, tokens, strict=True) if token is not None}
 
 
@@ -62,6 +67,7 @@ class Runner:
     heart: Heart
     draw: Draw
     graphs: DecodeGraphs | None  # on a GPU, where decode rows run by themselves
+    clock: StepClock | None = None  # on a GPU
 
     @property
     def runs_ahead(self) -> bool:
@@ -72,12 +78,18 @@ class Runner:
         """`launch` and `collect` in one."""
         return self.launch(plan).collect()
 
+    def wait(self) -> None:
+        """Until the device has done all that was launched."""
+        if self.tables.host_pages.is_cuda:
+            torch.cuda.synchronize(self.tables.host_pages.device)
+
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> RunningStep:
         """Begin to compute the step: on a GPU this returns before it is done.
 
         A plan that is `ahead` continues the step launched last, with the tokens that it draws.
         """
+        mark = self._begin(plan)
         for row in plan.left_rows:
             self.residence.leave(row)
         for row, first, host_pages, device_pages in plan.new_pages:
@@ -89,15 +101,15 @@ class Runner:
             self.residence.seat(_row(sequence), sequence.computed)
             self.draw.seat(sequence)
         if not plan.tokens:
-            return RunningStep(plan, [], None, None)
+            return RunningStep(plan, [], None)
         try:
-            return self._launch(plan)
+            return self._launch(plan, mark)
         except RuntimeError:
             if self.graphs is not None:  # its pages are about to be given back: nothing may be under way
                 torch.cuda.synchronize(self.tables.host_pages.device)
             raise
 
-    def _launch(self, plan: StepPlan) -> RunningStep:
+    def _launch(self, plan: StepPlan, mark: Mark | None) -> RunningStep:
         chunks = tuple(
             PrefillChunk.build(self.shape, self.tables, _row(sequence), start, end)
             for sequence, start, end in plan.chunks
@@ -105,11 +117,14 @@ class Runner:
         if chunks:
             self.residence.begin(chunks)
         logits, hidden = self._decode(plan), None
+        if self.clock is not None and mark is not None:
+            self.clock.decoded(mark)
         if chunks or logits is None:
             hidden = self._forward(plan, chunks, with_decodes=logits is None)
         if chunks:
             self.residence.finish()
             if self.bounds is not None:
+                # Before the draw: who has the step's tokens may seal its pages.
                 self.bounds.save(self._prefilled_pages(plan))
         if hidden is not None:
             self._score_prompts(plan, hidden)
@@ -117,11 +132,22 @@ class Runner:
         for sequence, _, end in plan.chunks:
             if end == len(sequence.prompt):
                 self.residence.seat(_row(sequence), end)
-        done = None
-        if chunks and self.graphs is not None:
-            done = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-            done.record(torch.cuda.current_stream())
-        return RunningStep(plan, rows, drawn, done)
+        if self.clock is not None and mark is not None:
+            self.clock.end(mark)
+        return RunningStep(plan, rows, drawn, self._done(plan), self.clock, mark)
+
+    def _done(self, plan: StepPlan) -> torch.cuda.Event | None:
+        if self.graphs is None or not plan.chunks:
+            return None
+        done = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        done.record(torch.cuda.current_stream())
+        return done
+
+    def _begin(self, plan: StepPlan) -> Mark | None:
+        if self.clock is None or not plan.tokens:
+            return None
+        only = not (plan.chunks or plan.seats)
+        return self.clock.begin(decodes=bool(plan.decodes), only=only)
 
     def _decode(self, plan: StepPlan) -> Tensor | None:
         """Decode rows by graph, `[rows and padding, vocab]`; None where they run packed with the chunks."""
