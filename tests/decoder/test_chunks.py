@@ -51,9 +51,9 @@ def next_length(prompt: int, computed: int, decodes: int = 0, limits: Limits = L
         (200_000, 0, 1, 1024),  # beside others: a quarter,
         (200_000, 0, 64, 1024),
         (200_000, 16_384, 1, 1024),
-        (200_000, 24_576, 1, 1536),  # more with the context,
-        (200_000, 32_768, 64, 2048),
-        (200_000, 131_072, 1, 2048),  # and half of it at most
+        (200_000, 24_576, 1, 2048),  # more with the context,
+        (200_000, 32_768, 64, 2560),
+        (200_000, 131_072, 1, 3072),  # and three quarters at most
         (1500, 1024, 1, 476),
     ],
 )
@@ -118,7 +118,7 @@ def test_a_long_prompt_does_not_stop_the_others(tmp_path: Path) -> None:
     path = checkpoints.save(tmp_path, "llama", max_position_embeddings=2048)
     prompt = [2 + i % 50 for i in range(1800)]
     for _ in range(5):
-        beside, alone = engine(path, 512), engine(path, 256)
+        beside, alone = engine(path, 512), engine(path, 384)
         talking = Sequence("talking", 0, prompt[:9], Sampling(), 0, 200)
         beside.scheduler.submit([talking])
         decodes = []

@@ -12,6 +12,7 @@ from services.decoder.kernels.gpu.append import AppendShape
 from services.decoder.kernels.gpu.attend import AttendShape
 from services.decoder.kernels.gpu.attend_latent import AttendLatentShape
 from services.decoder.kernels.gpu.compile import compile_kernel
+from services.decoder.kernels.gpu.fill_bounds import FillBoundsShape
 from services.decoder.kernels.gpu.gather_pages import GatherPagesShape
 from services.decoder.kernels.gpu.linear import LinearShape
 from services.decoder.kernels.gpu.locate import LocateShape
@@ -23,6 +24,7 @@ from services.decoder.kernels.gpu.rope import RopeShape
 from services.decoder.kernels.gpu.sample import SampleShape
 from services.decoder.kernels.gpu.select import SelectShape
 from services.decoder.kernels.gpu.swiglu import SwigluShape
+from services.decoder.kernels.gpu.write_run import WriteRunShape
 
 CLUSTERS = {"sm_80": (1,), "sm_90": (1, 8), "sm_100": (1, 8)}  # before sm_90 there are no clusters
 
@@ -126,10 +128,14 @@ def test_norm_rope_and_swiglu_compile(arch: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("arch", CLUSTERS)
-def test_gather_and_merge_compile(arch: str, dtype: torch.dtype) -> None:
+def test_what_prefill_launches_compiles(arch: str, dtype: torch.dtype) -> None:
     for groups, group_bytes in ((8, 32768), (3, 192), (1, 2**18)):
         shape = GatherPagesShape(groups, group_bytes)
         assert compile_kernel("gather_pages", shape.defines, arch)[:4] == b"\x7fELF"
+        pages = WriteRunShape(3, groups if groups < 8 else 3, 160, 64)
+        assert compile_kernel("write_run", pages.defines, arch)[:4] == b"\x7fELF"
+    bounds = FillBoundsShape(3, 80, 16, dtype)
+    assert compile_kernel("fill_bounds", bounds.defines, arch)[:4] == b"\x7fELF"
     for first_wide, out_wide in ((False, False), (False, True), (True, True), (True, False)):
         merge = MergePartsShape(80, dtype, first_wide=first_wide, out_wide=out_wide)
         assert compile_kernel("merge_parts", merge.defines, arch)[:4] == b"\x7fELF"

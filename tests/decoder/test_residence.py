@@ -19,7 +19,6 @@ from services.decoder.attention.everything import Everything
 from services.decoder.attention.heart import Heart
 from services.decoder.attention.quest import Quest
 from services.decoder.attention.selector import Selector
-from services.decoder.kernels.append import make_records
 from services.decoder.kernels.counter import Counter
 from services.decoder.kernels.twins import Twins
 from services.decoder.kv.arena_map import ArenaMap
@@ -68,8 +67,7 @@ class Rig:
         for start, end in pairwise(edges):
             chunk = PrefillChunk.build(self.shape, self.tables, row, start, end)
             for layer, sign in enumerate((1, -1)):
-                records = make_records(sign * key[start:end], sign * value[start:end], self.shape.groups)
-                self.residence.write(layer, chunk, records)
+                self.residence.write(layer, chunk, sign * key[start:end], sign * value[start:end])
         self.residence.seat(row, key.shape[0])
 
     def decode(self, row: int, at: int, key: Tensor, value: Tensor, selected: list[int]) -> list[Tensor]:

@@ -32,7 +32,7 @@ class Case:
 CASES = [
     Case(tokens, keys, heads, kv_heads, head_dim, dtype, tokens == keys)
     for dtype in (torch.float32, torch.bfloat16, torch.float16)
-    for tokens, keys in ((300, 300), (1, 1), (1, 77), (129, 512), (64, 1), (512, 512), (512, 1024))
+    for tokens, keys in ((300, 300), (1, 1), (1, 77), (129, 512), (64, 1), (512, 512), (512, 2048))
     for heads, kv_heads, head_dim in ((9, 3, 64), (4, 4, 80), (8, 2, 96), (32, 8, 128), (2, 1, 256))
 ]
 

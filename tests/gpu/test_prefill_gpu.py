@@ -6,6 +6,8 @@ one stream for another left out, where it must see wrong bytes - or it would pro
 
 from __future__ import annotations
 
+import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -47,6 +49,13 @@ def sleep() -> None:
     torch.cuda._sleep(LONG)  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
 
+@pytest.fixture
+def shm() -> Iterator[Path]:
+    """Only a file on a tmpfs can be registered."""
+    with tempfile.TemporaryDirectory(prefix="hotset-test-", dir="/dev/shm") as directory:
+        yield Path(directory)
+
+
 class Rig:
     """An arena, one row of it, and the path; `on_host` is the arena as the CPU sees it."""
 
@@ -79,8 +88,7 @@ class Rig:
         before()
         read = []
         for layer in range(SHAPE.layers):
-            records = make_records(key[run] * (layer + 1), value[run] * (layer + 1), SHAPE.groups)
-            self.path.write(layer, chunk, records)
+            self.path.write(layer, chunk, key[run] * (layer + 1), value[run] * (layer + 1))
             windows = [(w.key.clone(), w.value.clone()) for w in self.path.windows(layer, chunk)]
             if windows:
                 read.append((torch.cat([w[0] for w in windows]), torch.cat([w[1] for w in windows])))
@@ -128,9 +136,9 @@ def deaf(active: bool) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("edge_bytes", [2**33, 10_000])
-def test_windows_are_what_was_written(tmp_path: Path, edge_bytes: int) -> None:
+def test_windows_are_what_was_written(shm: Path, edge_bytes: int) -> None:
     """In chunks that end inside pages and windows, the second time over the first one's leavings."""
-    rig = Rig(tmp_path / "arena", edge_bytes)
+    rig = Rig(shm / "arena", edge_bytes)
     for tokens in (1300, 1100):
         key, value = made(tokens)
         for start, end in pairwise([0, 16, 64, 400, 768, 1024, tokens]):
@@ -147,8 +155,8 @@ def test_windows_are_what_was_written(tmp_path: Path, edge_bytes: int) -> None:
 
 @pytest.mark.parametrize("ignored", [False, True], ids=["obeyed", "ignored"])
 @pytest.mark.parametrize("late", ["computing", "writer"])
-def test_a_window_waits_for_the_writes_of_earlier_steps(tmp_path: Path, late: str, ignored: bool) -> None:
-    rig = Rig(tmp_path / "arena")
+def test_a_window_waits_for_the_writes_of_earlier_steps(shm: Path, late: str, ignored: bool) -> None:
+    rig = Rig(shm / "arena")
     key, value = made(1000)
     with deaf(ignored):
         with torch.cuda.stream(rig.path.writer if late == "writer" else torch.cuda.current_stream()):
@@ -160,10 +168,8 @@ def test_a_window_waits_for_the_writes_of_earlier_steps(tmp_path: Path, late: st
 
 @pytest.mark.parametrize("ignored", [False, True], ids=["obeyed", "ignored"])
 @pytest.mark.parametrize("late", ["computing", "reader"])
-def test_a_window_is_filled_before_and_refilled_after_it_is_read(
-    tmp_path: Path, late: str, ignored: bool
-) -> None:
-    rig = Rig(tmp_path / "arena")
+def test_a_window_is_filled_before_and_refilled_after_it_is_read(shm: Path, late: str, ignored: bool) -> None:
+    rig = Rig(shm / "arena")
     key, value = made(1000)
     rig.step(key, value, 0, 960)
     torch.cuda.synchronize()
@@ -176,8 +182,8 @@ def test_a_window_is_filled_before_and_refilled_after_it_is_read(
 
 
 @pytest.mark.parametrize("ignored", [False, True], ids=["obeyed", "ignored"])
-def test_what_is_staged_stays_until_it_was_copied(tmp_path: Path, ignored: bool) -> None:
-    rig = Rig(tmp_path / "arena")
+def test_what_is_staged_stays_until_it_was_copied(shm: Path, ignored: bool) -> None:
+    rig = Rig(shm / "arena")
     key, value = made(960)
     with torch.cuda.stream(rig.path.writer):
         sleep()
@@ -193,9 +199,9 @@ def test_what_is_staged_stays_until_it_was_copied(tmp_path: Path, ignored: bool)
 
 @pytest.mark.parametrize("ignored", [False, True], ids=["obeyed", "ignored"])
 @pytest.mark.parametrize("late", ["reader", "writer"])
-def test_when_a_step_is_done_no_copy_touches_its_pages(tmp_path: Path, late: str, ignored: bool) -> None:
+def test_when_a_step_is_done_no_copy_touches_its_pages(shm: Path, late: str, ignored: bool) -> None:
     """The CPU reads them at once, and gives them to somebody who overwrites them."""
-    rig = Rig(tmp_path / "arena")
+    rig = Rig(shm / "arena")
     key, value = made(1000)
     rig.step(key, value, 0, 960)
     torch.cuda.synchronize()
@@ -212,8 +218,8 @@ def test_when_a_step_is_done_no_copy_touches_its_pages(tmp_path: Path, late: str
     assert right != ignored
 
 
-def test_windows_out_of_order_are_refused(tmp_path: Path) -> None:
-    rig = Rig(tmp_path / "arena")
+def test_windows_out_of_order_are_refused(shm: Path) -> None:
+    rig = Rig(shm / "arena")
     chunk = rig.chunk(512, 600)
     rig.path.begin([chunk], reads=True)
     with pytest.raises(RuntimeError, match="layer 1 asks for"):
@@ -317,3 +323,40 @@ def test_device_memory_does_not_grow_with_the_prompt(mode: str) -> None:
     print(f"{mode} " + " ".join(f"peak_{tokens}={peak / 2**20:.2f}MiB" for tokens, peak in peaks.items()))
     assert max(peaks.values()) - peaks[8_192] < 2**20
     del one
+
+
+def step_seconds(one: OfflineEngine, reading: Sequence) -> list[float]:
+    """Of each step until `reading` is prefilled."""
+    one.scheduler.submit([reading])
+    taken: list[float] = []
+    while not taken or reading.is_prefilling:
+        begun = time.perf_counter()
+        one.step()
+        taken.append(time.perf_counter() - begun)
+    return taken
+
+
+@pytest.mark.parametrize("mode", ["tiered", "full"])
+def test_a_long_prompt_does_not_stop_the_others(mode: str) -> None:
+    """No gap in a running stream is longer than the longest chunk alone and two of its own steps."""
+    tokens = 131_072
+    model = model_of(torch.bfloat16, 2, tokens + 4096)
+    layout: dict[str, object] = {"kv_mode": mode, "max_model_len": tokens + 64, "decode_graphs": True}
+    beside, alone = engine(model, **layout), engine(model, max_step_tokens=3072, **layout)
+    talking = Sequence("talking", 0, prompt(300), Sampling(), 0, 2000)
+    beside.scheduler.submit([talking])
+    for _ in range(10):
+        beside.step()
+    begun = time.perf_counter()
+    for _ in range(20):
+        beside.step()
+    step = (time.perf_counter() - begun) / 20
+    for warm in (20_000, tokens):  # the second time round everything is compiled and planned
+        before = len(talking.generated)
+        gaps = step_seconds(beside, Sequence(str(warm), 0, prompt(warm), Sampling(), 0, 1))
+        assert len(talking.generated) - before == len(gaps), "a step without a token for the stream"
+        chunks = step_seconds(alone, Sequence(str(warm), 0, prompt(warm), Sampling(), 0, 1))
+        alone.generate([])
+    gap, chunk = max(gaps[1:]), max(chunks)
+    print(f"{mode} worst_gap={1e3 * gap:.2f}ms longest_chunk={1e3 * chunk:.2f}ms step={1e3 * step:.2f}ms")
+    assert gap <= chunk + 2 * step

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from services.decoder.attention.selector import Selector
-from services.decoder.kernels.append import make_records
 from services.decoder.kernels.attend_part import Part, attend_part
 from services.decoder.kernels.decode_batch import DecodeBatch
 from services.decoder.kernels.step_kernels import StepKernels
@@ -75,7 +74,7 @@ class Heart:
         """
         selector, residence = self._selectors[layer], self._residence
         selector.fill(chunk, key)
-        residence.write(layer, chunk, make_records(key, value, self._shape.groups))
+        residence.write(layer, chunk, key, value)
         earlier: Part | None = None
         for window in residence.history(layer, chunk):
             part = attend_part(query, window.key, window.value, scaling, causal=False)

@@ -21,6 +21,7 @@ from services.decoder.engine.draw import DeviceDraw, HostDraw
 from services.decoder.engine.limits import Limits
 from services.decoder.engine.memory_plan import MemoryPlan
 from services.decoder.engine.page_hash import PageHasher
+from services.decoder.engine.prefill_warm_up import warm_up_prefill
 from services.decoder.engine.runner import Runner
 from services.decoder.engine.step_clock import StepClock
 from services.decoder.kernels.dense import DenseOps
@@ -85,6 +86,7 @@ def assemble(
     for logits in graphs.warm_up():
         for greedy in (True, False):
             sampler.draw(logits, greedy=greedy)
+    warm_up_prefill(plan, kernels, model.spec.query_heads, device)
     draw = DeviceDraw(sampler, settings.max_rows)
     return Runner(model, shape, tables, residence, bounds, heart, draw, graphs, StepClock())
 

@@ -5,7 +5,6 @@ Knows the order inside a page (docs/records.md), not whose the pages are nor whe
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 
@@ -18,4 +17,4 @@ def gather_pages(source: Tensor, pages: Tensor, out: Tensor) -> None:
         out: [groups, n * page_tokens, record elements], contiguous; written.
     """
     room = out.view(out.shape[0], -1, *source.shape[2:])
-    torch.index_select(source.transpose(0, 1), 1, pages, out=room)
+    room.copy_(source[pages.long()].transpose(0, 1))

@@ -111,6 +111,12 @@ class StepKernels(Protocol):
             [R, query heads, head_dim].
         """
 
+    def fill_bounds(self, bounds: Tensor, key: Tensor, block: Tensor, block_tokens: int) -> None:
+        """Set the bounds of the blocks that a prompt's run touches; bounds.py says the shapes."""
+
+    def write_run(self, key: Tensor, value: Tensor, target: Tensor, pages: Tensor, first: int) -> None:
+        """Write a prompt's run as records into pages; write_run.py says the shapes."""
+
     def gather_pages(self, source: Tensor, pages: Tensor, out: Tensor) -> None:
         """Records of some pages in token order, for prefill.
 

@@ -27,8 +27,8 @@ class ArenaPath(Protocol):
         With `reads`, `windows` will be called for every layer and chunk, in this order.
         """
 
-    def write(self, layer: int, chunk: PrefillChunk, records: Tensor) -> None:
-        """Write a chunk's records, `[tokens * groups, record elements]`."""
+    def write(self, layer: int, chunk: PrefillChunk, key: Tensor, value: Tensor) -> None:
+        """Write a chunk's records from its `[tokens, kv_heads, head_dim]` keys and values."""
 
     def windows(self, layer: int, chunk: PrefillChunk) -> Iterator[KeysValues]:
         """What came before the chunk; each window is there until the next one is asked for."""
@@ -43,22 +43,24 @@ class DirectPath:
     def __init__(
         self, kernels: StepKernels, arena: ArenaMap, shape: KvShape, window_tokens: int, device: torch.device
     ) -> None:
-        self._record_elements = shape.record_elements
-        self._page_tokens = shape.page_tokens
+        self._kernels = kernels
+        self._shape = shape
         self._arena = [arena.kv_blocks(layer) for layer in range(shape.layers)]
         self._window = Window(kernels, shape, window_tokens, device)
 
     def begin(self, chunks: Sequence[PrefillChunk], *, reads: bool) -> None:
         """Nothing to prepare."""
 
-    def write(self, layer: int, chunk: PrefillChunk, records: Tensor) -> None:
+    def write(self, layer: int, chunk: PrefillChunk, key: Tensor, value: Tensor) -> None:
         """To their places."""
-        self._arena[layer].view(-1, self._record_elements).index_copy_(0, chunk.host_records, records)
+        first_page, first = divmod(chunk.start, self._shape.page_tokens)
+        pages = chunk.host_pages[first_page:]
+        self._kernels.write_run(key, value, self._shape.as_pages(self._arena[layer]), pages, first)
 
     def windows(self, layer: int, chunk: PrefillChunk) -> Iterator[KeysValues]:
         """Gathered from their places."""
         for start, end in window_runs(chunk.start, self._window.tokens):
-            pages = chunk.host_pages[start // self._page_tokens : -(-end // self._page_tokens)]
+            pages = chunk.host_pages[start // self._shape.page_tokens : self._shape.pages_for(end)]
             yield self._window.gather(self._arena[layer], pages, end - start)
 
     def finish(self) -> None:

@@ -56,9 +56,6 @@ class PrefillChunk:
     device_pages: Tensor  # [pages up to the end] int32
     bounds_blocks: Tensor  # [blocks the chunk touches] int64
     last_block: Tensor  # [groups] int64, where the chunk's last block lies on the device
-    page_records: Tensor  # [tokens * groups] int64, where each record goes in the pages the chunk touches
-    host_records: Tensor  # [tokens * groups] int64, likewise in the arena
-    device_records: Tensor  # [tokens * groups] int64, likewise in the device pages; all token-major
 
     @classmethod
     def build(cls, shape: KvShape, tables: RowTables, row: int, start: int, end: int) -> PrefillChunk:
@@ -70,30 +67,19 @@ class PrefillChunk:
         if start % shape.block_tokens:
             raise ValueError(f"a prefill chunk starts at token {start}, inside a block")
         device = tables.host_pages.device
-        pages, first = shape.pages_for(end), start // shape.page_tokens
-        host, resident = tables.host_pages[row, :pages], tables.device_pages[row, :pages]
-        position = torch.arange(start, end, device=device)
-        page = position // shape.page_tokens - first  # of those that the chunk touches
-        group = torch.arange(shape.groups, device=device) * shape.page_tokens
-        in_page = (position % shape.page_tokens).unsqueeze(1) + group  # [tokens, groups]
-        stride = shape.groups * shape.page_tokens
-
-        def records(numbers: Tensor) -> Tensor:
-            return (numbers.long().unsqueeze(1) * stride + in_page).flatten()
-
-        device_records = records(resident[first:].index_select(0, page))
+        pages = shape.pages_for(end)
+        resident = tables.device_pages[row, :pages]
         block = torch.arange(start // shape.block_tokens, -(-end // shape.block_tokens), device=device)
-        bounds_page = resident.index_select(0, block // shape.blocks_per_page)
+        page = resident.index_select(0, block // shape.blocks_per_page).long()
+        in_page = block % shape.blocks_per_page
+        group = torch.arange(shape.groups, device=device)
         return cls(
             row=row,
             start=start,
             end=end,
             arena_pages=tables.arena_pages(row, pages),
-            host_pages=host,
+            host_pages=tables.host_pages[row, :pages],
             device_pages=resident,
-            bounds_blocks=bounds_page.long() * shape.blocks_per_page + block % shape.blocks_per_page,
-            last_block=device_records[-shape.groups :] // shape.block_tokens,
-            page_records=records(page),
-            host_records=records(host[first:].index_select(0, page)),
-            device_records=device_records,
+            bounds_blocks=page * shape.blocks_per_page + in_page,
+            last_block=(page[-1] * shape.groups + group) * shape.blocks_per_page + in_page[-1],
         )

@@ -91,13 +91,14 @@ class Full:
         """The arena will be written to."""
         self._path.begin(chunks, reads=False)
 
-    def write(self, layer: int, chunk: PrefillChunk, records: Tensor) -> None:
+    def write(self, layer: int, chunk: PrefillChunk, key: Tensor, value: Tensor) -> None:
         """Prefill writes the device and the arena."""
         if chunk.end % self._shape.block_tokens:
             self._pools[layer][chunk.last_block] = 0  # the rest of the block was another's
-        pool = self._pools[layer].view(-1, self._shape.record_elements)
-        pool.index_copy_(0, chunk.device_records, records)
-        self._path.write(layer, chunk, records)
+        first_page, first = divmod(chunk.start, self._shape.page_tokens)
+        pages = chunk.device_pages[first_page:]
+        self._kernels.write_run(key, value, self._shape.as_pages(self._pools[layer]), pages, first)
+        self._path.write(layer, chunk, key, value)
 
     def history(self, layer: int, chunk: PrefillChunk) -> Iterator[KeysValues]:
         """From the device."""

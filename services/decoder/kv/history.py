@@ -60,8 +60,7 @@ class Window:
         shape = self._shape
         room = self._room[: pages.shape[0] * shape.page_elements]
         records = room.view(shape.groups, -1, shape.record_elements)
-        pages_of = (-1, shape.groups, shape.page_tokens, shape.record_elements)
-        self._kernels.gather_pages(source.view(pages_of), pages, records)
+        self._kernels.gather_pages(shape.as_pages(source), pages, records)
         sides = records.view(shape.groups, -1, 2, shape.heads, shape.head_dim)[:, :tokens]
         key, value = (side.transpose(0, 1).flatten(1, 2) for side in (sides[:, :, 0], sides[:, :, 1]))
         return KeysValues(key, value)

@@ -61,8 +61,8 @@ class Residence(Protocol):
     def begin(self, chunks: Sequence[PrefillChunk]) -> None:
         """A step with these chunks begins: `write` and `history` follow, by layer and in this order."""
 
-    def write(self, layer: int, chunk: PrefillChunk, records: Tensor) -> None:
-        """Write a prefill chunk's records, `[tokens * groups, record elements]`."""
+    def write(self, layer: int, chunk: PrefillChunk, key: Tensor, value: Tensor) -> None:
+        """Write a prefill chunk's records from its `[tokens, kv_heads, head_dim]` keys and values."""
 
     def history(self, layer: int, chunk: PrefillChunk) -> Iterator[KeysValues]:
         """What came before the chunk, window by window; each is there until the next one is asked for."""

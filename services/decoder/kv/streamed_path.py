@@ -4,7 +4,7 @@ Knows which bytes lie where, and the order that must hold; not what is computed 
 engines': they take no multiprocessor from the products that they hide behind.
 
     read     arena --copy--> raw[0 | 1] --gather--> window --attention-->
-    write    records --index--> staged[0 | 1] --copy--> arena
+    write    keys, values --> staged[0 | 1] --copy--> arena
 
 Pages come to a raw window as they are; gathering them into token order takes a hundredth of the attention
 over them, and frees the raw window for the next copy: of this layer, or the first of the next one.
@@ -62,7 +62,7 @@ class StreamedPath:
         """Allocate staging, and with `reads` the windows.
 
         Args:
-            kernels: gather the pages.
+            kernels: write and gather pages.
             arena: registered for the device.
             shape: the model's sizes.
             window_tokens: a multiple of page_tokens.
@@ -70,6 +70,7 @@ class StreamedPath:
             reads: history will be read here, too.
             edge_bytes: the arena is registered in pieces of this; no copy may span two.
         """
+        self._kernels = kernels
         self._shape = shape
         self._arena = [arena.kv_blocks(layer).data_ptr() for layer in range(shape.layers)]
         self._offsets = [arena.layout.layer_offset("kv", layer) for layer in range(shape.layers)]
@@ -79,6 +80,7 @@ class StreamedPath:
         self._staged = torch.zeros(
             2, self._staged_pages * shape.page_elements, dtype=shape.dtype, device=device
         )
+        self._numbers = torch.arange(pages, dtype=torch.int32, device=device)
         self._turn = 0
         self.reader = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.writer = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # likewise
@@ -89,7 +91,6 @@ class StreamedPath:
         if reads:
             self._window = Window(kernels, shape, window_tokens, device)
             self._raw = torch.zeros(2, pages * shape.page_elements, dtype=shape.dtype, device=device)
-            self._numbers = torch.arange(pages, dtype=torch.int32, device=device)
 
     def begin(self, chunks: Sequence[PrefillChunk], *, reads: bool) -> None:
         """Start the first two copies behind everything that the computing stream was given so far."""
@@ -103,19 +104,15 @@ class StreamedPath:
         for slot in range(2):
             self._copy_in(slot)
 
-    def write(self, layer: int, chunk: PrefillChunk, records: Tensor) -> None:
+    def write(self, layer: int, chunk: PrefillChunk, key: Tensor, value: Tensor) -> None:
         """Stage the records as pages, and send these off."""
-        shape = self._shape
-        size, groups = shape.page_tokens, shape.groups
-        first_page, pages = chunk.start // size, -(-chunk.end // size) - chunk.start // size
-        for page in range(0, pages, self._staged_pages):
-            begin = max(chunk.start, (first_page + page) * size)
-            end = min(chunk.end, (first_page + page + self._staged_pages) * size)
-            own = slice((begin - chunk.start) * groups, (end - chunk.start) * groups)
-            places = chunk.page_records[own] - page * groups * size
-            numbers = chunk.arena_pages[begin // size : -(-end // size)].tolist()
-            pieces = page_pieces(shape, numbers, begin % size, end - begin)
-            self._copy_out(layer, records[own], places, pieces)
+        size = self._shape.page_tokens
+        for page in range(chunk.start // size, self._shape.pages_for(chunk.end), self._staged_pages):
+            begin, end = max(chunk.start, page * size), min(chunk.end, (page + self._staged_pages) * size)
+            own = slice(begin - chunk.start, end - chunk.start)
+            numbers = chunk.arena_pages[page : self._shape.pages_for(end)].tolist()
+            pieces = page_pieces(self._shape, numbers, begin % size, end - begin)
+            self._copy_out(layer, key[own], value[own], begin % size, pieces)
 
     def windows(self, layer: int, chunk: PrefillChunk) -> Iterator[KeysValues]:
         """As begun: the copy is awaited, gathered, and its raw window is given to the copy after the next."""
@@ -162,11 +159,12 @@ class StreamedPath:
         self._copied_in[slot].record(self.reader)
         self._under_way.append((order, slot))
 
-    def _copy_out(self, layer: int, records: Tensor, places: Tensor, pieces: list[Piece]) -> None:
+    def _copy_out(self, layer: int, key: Tensor, value: Tensor, first: int, pieces: list[Piece]) -> None:
         slot, stream = self._turn, torch.cuda.current_stream()
         self._turn = 1 - slot
         stream.wait_event(self._copied_out[slot])
-        self._staged[slot].view(-1, self._shape.record_elements).index_copy_(0, places, records)
+        staged = self._shape.as_pages(self._staged[slot])
+        self._kernels.write_run(key, value, staged, self._numbers, first)
         self.writer.wait_stream(stream)
         target, source = self._arena[layer], self._staged[slot].data_ptr()
         for arena, packed, size in cut_at_edges(pieces, self._offsets[layer], self._edge_bytes):

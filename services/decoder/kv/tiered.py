@@ -94,9 +94,9 @@ class Tiered:
         """History will come from the arena."""
         self._path.begin(chunks, reads=True)
 
-    def write(self, layer: int, chunk: PrefillChunk, records: Tensor) -> None:
+    def write(self, layer: int, chunk: PrefillChunk, key: Tensor, value: Tensor) -> None:
         """Prefill writes the arena only; decode fetches what it chooses."""
-        self._path.write(layer, chunk, records)
+        self._path.write(layer, chunk, key, value)
 
     def history(self, layer: int, chunk: PrefillChunk) -> Iterator[KeysValues]:
         """From the arena."""
