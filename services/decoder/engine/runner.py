@@ -74,6 +74,8 @@ class Runner:
         """
         for row in plan.left_rows:
             self.residence.leave(row)
+        for resize in plan.resizes:
+            self.residence.resize(*resize)
         for row, first, host_pages, device_pages in plan.new_pages:
             self.tables.put(row, first, host_pages, device_pages)
         self.residence.load(plan.loads)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from bisect import insort
 
 from services.contract.errors import InvalidRequest, NoRoom, Unavailable
+from services.decoder.engine.capacity_book import CapacityBook
 from services.decoder.engine.host_pages import HostPage, HostPages
 from services.decoder.engine.limits import Limits
 from services.decoder.engine.page_desk import PageDesk
@@ -28,15 +29,21 @@ class Scheduler:
     """Decides steps and keeps the books of rows and pages."""
 
     def __init__(
-        self, limits: Limits, host: HostPages, device: DevicePages, hasher: PageHasher | None = None
+        self,
+        limits: Limits,
+        host: HostPages,
+        device: DevicePages,
+        hasher: PageHasher | None = None,
+        hot: CapacityBook | None = None,
     ) -> None:
-        """Without a `hasher` no prefix is looked for, and none is left behind."""
+        """Without a `hasher` no prefix is looked for, and none is left behind; without `hot` slots are not counted."""
         self.limits = limits
         self.waiting: list[Sequence] = []  # most urgent first
         self.running: list[Sequence] = []  # most urgent first
         self.preemptions = 0
         self._desk = PageDesk(host, hasher, limits.page_tokens)
         self._device = device
+        self.hot = hot or CapacityBook()
         self._free_rows = list(range(limits.max_rows - 1, -1, -1))
         self._left_rows: list[int] = []
         self._arrivals = 0
@@ -88,7 +95,9 @@ class Scheduler:
         pages = self._desk.exchange(sum(count for _, count in needs))
         if pages is None:
             raise Unavailable("another client of the store took the pages first")
-        return self._commit(plan, needs, pages)
+        self._commit(plan, needs, pages)
+        plan.resizes = self.hot.rebalance(plan.seated_rows)
+        return plan
 
     def plan_ahead(self, running: StepPlan) -> StepPlan | None:
         """The step after one that is still running, if it is sure to be the same rows again.
@@ -114,6 +123,8 @@ class Scheduler:
             # A token that is told with log probabilities is waited for anyway.
             if len(sequence.generated) + 1 >= sequence.max_tokens or sequence.sampling.wants_logprobs:
                 return None
+        if self.hot.is_due((row, tokens + 1) for row, tokens in running.seated_rows):
+            return None
         needs = [(sequence, self._need(sequence, sequence.computed + 2)[0]) for sequence in rows]
         want = sum(count for _, count in needs)
         if want > min(self._desk.free, self._device.free):
@@ -176,6 +187,7 @@ class Scheduler:
             assert len(sequence.device_pages) in (pages, pages - sequence.sealed)
             assert sequence.computed <= len(sequence.host_pages) * self.limits.page_tokens
         self._device.check_integrity()
+        self.hot.check_integrity()
 
     @staticmethod
     def _ends(plan: StepPlan) -> list[tuple[Sequence, int]]:
@@ -231,6 +243,8 @@ class Scheduler:
         siblings = [one for one in self.running if one.request_id == sequence.request_id]
         if self._desk.shares and any(one.is_prefilling for one in siblings):
             return False  # the choices of a request share its prompt; the first computes it
+        if not self.hot.fits(sequence.reach):
+            return False
         matched = self._desk.match(sequence)
         room.host -= len(matched)  # they were free, or somebody else's anyway
         sequence.host_pages, sequence.sealed = matched, len(matched)
@@ -248,6 +262,7 @@ class Scheduler:
         room.spend((host, device))
         del self.waiting[0]
         sequence.row = self._free_rows.pop()
+        self.hot.admit(sequence.row, sequence.reach)
         insort(self.running, sequence, key=lambda seated: seated.rank)
         if chunk is None:
             plan.seats.append(sequence)
@@ -295,6 +310,7 @@ class Scheduler:
         self.running.remove(sequence)
         self._desk.give(sequence.host_pages)
         self._device.give_back(sequence.device_pages)
+        self.hot.leave(sequence.row)
         self._left_rows.append(sequence.row)
         self._free_rows.append(sequence.row)
         sequence.row, sequence.host_pages, sequence.device_pages = None, [], []

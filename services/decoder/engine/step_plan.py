@@ -28,11 +28,22 @@ class NewPages(NamedTuple):
     device_pages: list[int]
 
 
+class Resize(NamedTuple):
+    """What a row owns of the hot buffer from now on, in the layers of one class."""
+
+    number: int  # of the class
+    row: int
+    parcels: list[int]  # the first ones of those that it had, or all of them and more
+
+
 @dataclass(slots=True)
 class StepPlan:
-    """Applied in this order: rows leave, pages join, pages load, rows are seated, decodes and chunks run."""
+    """Applied in this order: rows leave, rows are resized, pages join, pages load, rows are seated, decodes and
+    chunks run.
+    """
 
     left_rows: list[int] = field(default_factory=list)
+    resizes: list[Resize] = field(default_factory=list)  # who loses comes before whoever gains by it
     new_pages: list[NewPages] = field(default_factory=list)
     # (host page, device page) of pages found in the store: their index loads, and in full mode their KV.
     loads: list[tuple[int, int]] = field(default_factory=list)
@@ -50,3 +61,11 @@ class StepPlan:
     def tokens(self) -> int:
         """Tokens that the step computes."""
         return len(self.decodes) + sum(end - start for _, start, end in self.chunks)
+
+    @property
+    def seated_rows(self) -> list[tuple[int, int]]:
+        """Rows that have hot slots in the step, or get them by it, and the tokens that their next step reads."""
+        rows = [(sequence.row, sequence.computed + 1 + int(self.ahead)) for sequence in self.decodes]
+        rows += [(sequence.row, sequence.computed + 1) for sequence in self.seats]
+        rows += [(sequence.row, end + 1) for sequence, _, end in self.chunks if end == len(sequence.prompt)]
+        return [(row, tokens) for row, tokens in rows if row is not None]

@@ -1,11 +1,16 @@
-"""Seating, resizing and clearing lanes of one layer's tables, between steps.
+"""Seating, resizing and clearing the lanes of a row, in all layers at once, between steps.
 
-Knows tables only; which pool slots are free is kv/hot_buffer.py's affair.
+Knows tables only; which parcels are free is engine/capacity_book.py's affair. Here the tables of layers lie
+one behind the other: `block_to_slot`, `slot_to_block` and `order` have a leading dimension of layers. Nothing
+reads from the device, so a GPU is never waited for: how much a row owns is told by the host.
+
+A lane's slots are always 0 ... capacity - 1. A row that shrinks gives its last parcels up, and with them whatever
+slots they have; so that the stalest blocks are lost and not those which happen to lie there, the others move.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -13,87 +18,137 @@ from torch import Tensor
 from services.decoder.kernels.lru import LaneTables
 
 
-def empty_tables(lanes: int, max_blocks: int, max_capacity: int, device: torch.device) -> LaneTables:
-    """Tables in which no lane owns a slot."""
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """Blocks that change their slot: `source` -> `target`; where they are equal, nothing moves."""
 
-    def full(*shape: int, value: int = -1) -> torch.Tensor:
+    source: Tensor  # [layers, lanes of a row, most] int64 pool slots
+    target: Tensor  # [layers, lanes of a row, most] int64 pool slots, all distinct in a layer
+
+
+def empty_tables(
+    layers: int,
+    rows: int,
+    groups: int,
+    max_blocks: int,
+    parcels: int,
+    parcel_slots: int,
+    most: int,
+    device: torch.device,
+) -> LaneTables:
+    """Tables in which no row owns a parcel; a row may own up to `most` of the `parcels`."""
+
+    def full(*shape: int, value: int = -1) -> Tensor:
         return torch.full(shape, value, dtype=torch.int32, device=device)
 
+    slots = parcels * groups * parcel_slots
     return LaneTables(
-        block_to_slot=full(lanes, max_blocks),
-        slot_to_block=full(lanes, max_capacity),
-        order=full(lanes, max_capacity),
-        resident=full(lanes, value=0),
-        pool_slot=full(lanes, max_capacity),
+        block_to_slot=full(layers, rows * groups, max_blocks),
+        slot_to_block=full(layers, slots),
+        order=full(layers, slots),
+        parcels=full(rows, most, value=0),
+        capacity=full(rows, value=0),
+        groups=groups,
+        parcel_slots=parcel_slots,
     )
 
 
-def capacity_of(tables: LaneTables, lane: int) -> int:
-    """Slots that the lane owns."""
-    return int((tables.order[lane] >= 0).sum())
+def layer_of(tables: LaneTables, layer: int) -> LaneTables:
+    """One layer's, sharing their memory."""
+    return replace(
+        tables,
+        block_to_slot=tables.block_to_slot[layer],
+        slot_to_block=tables.slot_to_block[layer],
+        order=tables.order[layer],
+    )
 
 
-def seat(tables: LaneTables, lanes: slice, pool_slots: Tensor, opened: int) -> None:
-    """Give lanes that own nothing their slots; the open block takes the first, all others are empty.
+def seat(tables: LaneTables, row: int, slots: int, opened: int) -> None:
+    """Let a row begin with `slots` slots a lane, whose parcels it has been given; the tables know no block of it.
+
+    The open block takes the first slot, all others are empty.
 
     Args:
-        tables: one layer's.
-        lanes: of one row.
-        pool_slots: [lanes, capacity] int32.
+        tables: of all layers.
+        row: that owns no slot by its tables.
+        slots: a lane's.
         opened: the row's open block.
     """
-    capacity = pool_slots.shape[1]
-    tables.pool_slot[lanes, :capacity] = pool_slots
-    # Stale to recent: the empty ones, then the open block's.
-    order = torch.arange(1, capacity + 1, dtype=torch.int32, device=pool_slots.device)
-    order[-1] = 0
-    tables.order[lanes, :capacity] = order
-    tables.slot_to_block[lanes, 0] = opened
-    tables.block_to_slot[lanes, opened] = 0
-    tables.resident[lanes] = 1
+    places = _places(tables, row, slots)
+    order = torch.arange(1, slots + 1, dtype=torch.int32, device=places.device)
+    order[-1] = 0  # stale to recent: the empty ones, then the open block's
+    tables.order[:, places] = order
+    tables.slot_to_block[:, places] = -1
+    tables.slot_to_block[:, places[:, 0]] = opened
+    tables.block_to_slot[:, _lanes(tables, row), opened] = 0
+    tables.capacity[row] = slots
 
 
-def leave(tables: LaneTables, lanes: slice) -> None:
-    """Take every slot from lanes, by walking their slots."""
-    blocks = tables.slot_to_block[lanes].long().clamp_min_(0)  # no block 0 remains either
-    tables.block_to_slot[lanes].scatter_(1, blocks, -1)
-    for table in (tables.slot_to_block, tables.pool_slot, tables.order):
-        table[lanes] = -1
-    tables.resident[lanes] = 0
+def leave(tables: LaneTables, row: int) -> None:
+    """Take every slot from a row."""
+    tables.block_to_slot[:, _lanes(tables, row)] = -1
+    tables.capacity[row] = 0
 
 
-def grow(tables: LaneTables, lane: int, pool_slots: Sequence[int]) -> None:
-    """Add slots at the stale end, where they are the first to be used.
+def grow(tables: LaneTables, row: int, before: int, after: int) -> None:
+    """Add slots at the stale end, where they are the first to be used; the row has been given their parcels.
 
-    Raises:
-        ValueError: more than the table's width.
+    Args:
+        tables: of all layers.
+        row: that is seated.
+        before: slots that its lanes own.
+        after: slots that they shall own.
     """
-    owned = capacity_of(tables, lane)
-    width = tables.order.shape[1]
-    if owned + len(pool_slots) > width:
-        raise ValueError(f"lane {lane}: {owned} slots + {len(pool_slots)} exceed the table's {width}")
-    unowned = (tables.pool_slot[lane] < 0).nonzero().squeeze(1)[: len(pool_slots)]
-    tables.pool_slot[lane, unowned] = torch.tensor(pool_slots, dtype=torch.int32, device=unowned.device)
-    tables.order[lane, : owned + len(pool_slots)] = torch.cat([unowned.int(), tables.order[lane, :owned]])
+    places = _places(tables, row, after)
+    new = torch.arange(before, after, dtype=torch.int32, device=places.device)
+    old = tables.order[:, places[:, :before]]
+    tables.order[:, places] = torch.cat([new.expand(*old.shape[:2], -1), old], 2)
+    tables.slot_to_block[:, places[:, before:]] = -1
+    tables.capacity[row] = after
 
 
-def shrink(tables: LaneTables, lane: int, count: int) -> list[int]:
-    """Drop the `count` stalest slots and forget their blocks; returns the pool slots that came free.
+def shrink(tables: LaneTables, row: int, before: int, after: int) -> Moves:
+    """Drop the stalest slots' blocks and rename the rest; the bytes must follow before the parcels are given away.
 
-    Raises:
-        ValueError: the lane owns fewer.
+    Args:
+        tables: of all layers.
+        row: that is seated, and still has the parcels it is losing.
+        before: slots that its lanes own.
+        after: slots that they shall own, at least one.
     """
-    owned = capacity_of(tables, lane)
-    if count > owned:
-        raise ValueError(f"lane {lane} owns {owned} slots and cannot give up {count}")
-    dropped = tables.order[lane, :count].long()
-    blocks = tables.slot_to_block[lane, dropped].long()
-    held = blocks[blocks >= 0]
-    tables.block_to_slot[lane, held] = -1
-    tables.resident[lane] -= held.shape[0]
-    freed: list[int] = tables.pool_slot[lane, dropped].tolist()
-    tables.slot_to_block[lane, dropped] = -1
-    tables.pool_slot[lane, dropped] = -1
-    tables.order[lane, : owned - count] = tables.order[lane, count:owned].clone()
-    tables.order[lane, owned - count : owned] = -1
-    return freed
+    lanes, lost = _lanes(tables, row), before - after
+    places = _places(tables, row, before)  # [groups, before]
+    order = tables.order[:, places].long()  # [layers, groups, before]
+    dropped = torch.zeros_like(order, dtype=torch.bool).scatter_(2, order[..., :lost], True)
+    # The survivors beyond the end, and the holes before it: equally many, of each the first `moving` columns.
+    columns = min(lost, after)
+    movers = dropped[..., after:].byte().sort(dim=2, stable=True).indices[..., :columns] + after
+    holes = (~dropped[..., :after]).byte().sort(dim=2, stable=True).indices[..., :columns]
+    moving = (~dropped[..., after:]).sum(2, keepdim=True)
+    moves = torch.arange(columns, device=places.device) < moving  # [layers, groups, columns]
+
+    name = torch.arange(before, device=places.device).masked_fill(dropped, -1)
+    name.scatter_(2, movers, torch.where(moves, holes, -1))
+    known = tables.block_to_slot[:, lanes].long()
+    renamed = name.gather(2, known.clamp_min(0)).masked_fill_(known < 0, -1)
+    tables.block_to_slot[:, lanes] = renamed.int()
+    tables.order[:, places[:, :after]] = name.gather(2, order[..., lost:]).int()
+
+    blocks = tables.slot_to_block[:, places]
+    blocks.masked_fill_(dropped, -1)
+    blocks.scatter_(2, holes, torch.where(moves, blocks.gather(2, movers), blocks.gather(2, holes)))
+    tables.slot_to_block[:, places[:, :after]] = blocks[..., :after]
+    tables.capacity[row] = after
+    everywhere = places.expand(order.shape)
+    target = everywhere.gather(2, holes)
+    return Moves(torch.where(moves, everywhere.gather(2, movers), target), target)
+
+
+def _lanes(tables: LaneTables, row: int) -> slice:
+    return slice(row * tables.groups, (row + 1) * tables.groups)
+
+
+def _places(tables: LaneTables, row: int, slots: int) -> Tensor:
+    """[groups, slots] int64 pool slots of a row's lanes."""
+    lanes = torch.arange(row * tables.groups, (row + 1) * tables.groups, device=tables.parcels.device)
+    return tables.places(lanes, torch.arange(slots, device=lanes.device).expand(tables.groups, -1))

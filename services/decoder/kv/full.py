@@ -55,6 +55,9 @@ class Full:
     def leave(self, row: int) -> None:
         """Nothing to do: the pages are the scheduler's to give back."""
 
+    def resize(self, number: int, row: int, parcels: Sequence[int]) -> None:
+        """There is no hot buffer."""
+
     def resolve(self, layer: int, batch: DecodeBatch, selected: Tensor) -> Placement:
         """A look-up in the row's page table."""
         return self._kernels.locate(batch, selected, self.counters[layer])

@@ -37,6 +37,12 @@ class Residence(Protocol):
     def leave(self, row: int) -> None:
         """Forget `row`; a row that was never seated is ignored."""
 
+    def resize(self, number: int, row: int, parcels: Sequence[int]) -> None:
+        """Let `row` own these parcels of the hot buffer in the layers of a class, numbered `number`.
+
+        Before it is seated, and between steps; rows that lose some come first.
+        """
+
     def resolve(self, layer: int, batch: DecodeBatch, selected: Tensor) -> Placement:
         """Make every selected block (`[lanes, top_k]` int32) readable in the layer's pool."""
 

@@ -32,7 +32,6 @@ class Tiered:
         self._kernels = kernels
         self._shape = shape
         self._tables = tables
-        self._seated: set[int] = set()
         device = tables.host_pages.device
         self.counters = torch.zeros(shape.layers, len(Counter), dtype=torch.int64, device=device)
         self._layers = [
@@ -41,12 +40,11 @@ class Tiered:
         ]
 
     def seat(self, row: int, tokens: int) -> None:
-        """Give `row` its hot slots and load the filled part of its open block."""
+        """Let `row` use its hot slots, and load the filled part of its open block."""
         shape = self._shape
         opened = (tokens - 1) // shape.block_tokens
         filled = tokens - opened * shape.block_tokens
         self.hot.seat(row, opened)
-        self._seated.add(row)
         pages = self._tables.host_pages[row : row + 1, : shape.pages_for(tokens)]
         home = blocks_of(pages, shape.groups, shape.blocks_per_page)[0, :, opened]
         for layer, store in enumerate(self._layers):
@@ -59,9 +57,11 @@ class Tiered:
 
     def leave(self, row: int) -> None:
         """Take the row's hot slots."""
-        if row in self._seated:
-            self._seated.remove(row)
-            self.hot.leave(row)
+        self.hot.leave(row)
+
+    def resize(self, number: int, row: int, parcels: Sequence[int]) -> None:
+        """Of the hot buffer; bytes move on the device where a row shrinks."""
+        self.hot.resize(number, row, parcels)
 
     def resolve(self, layer: int, batch: DecodeBatch, selected: Tensor) -> Placement:
         """The resolve of DESIGN section 4."""
