@@ -25,7 +25,9 @@ class PlainLane:
         missing = [block for block in chosen if before[block] is None]
         if not open_had_slot and open_block not in missing:
             missing.append(open_block)
-        rests = not missing and open_block + 1 <= len(self.order)  # nothing is missing, nothing can be evicted
+        rests = not missing and open_block + 1 <= len(
+            self.order
+        )  # nothing is missing, nothing can be evicted
         hit_slots = [slot for slot in self.order if slot in {before[b] for b in chosen}]
         open_slot = before[open_block]
         hits = [slot for slot in hit_slots if slot != open_slot]
@@ -60,7 +62,7 @@ class PlainLane:
         self.order = self.order[count:]
 
     def blocks(self) -> list[int | None]:
-        """What the slots hold, from stale to recent: what the definition says of a lane, whatever the numbers."""
+        """What the slots hold, from stale to recent, whatever their numbers."""
         return [self.block_of.get(slot) for slot in self.order]
 
     def renumber(self, order: list[int]) -> None:

@@ -35,9 +35,7 @@ def cold_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ids=["dsa", "quest", "small"],
 )
 @pytest.mark.parametrize("arch", CLUSTERS)
-def test_resolve_compiles(
-    arch: str, block_bytes: int, top_k: int, parcels: int, parcel_slots: int
-) -> None:
+def test_resolve_compiles(arch: str, block_bytes: int, top_k: int, parcels: int, parcel_slots: int) -> None:
     for cluster in CLUSTERS[arch]:
         shape = ResolveShape(block_bytes, top_k, parcels, parcel_slots, cluster, sweep=cluster == 1)
         code = compile_kernel("resolve", shape.defines, arch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -22,7 +23,9 @@ CPU = torch.device("cpu")
 class Rig:
     """Some rows of one lane each in one layer, seated in scattered parcels, and their oracles."""
 
-    def __init__(self, parcels: list[int], max_blocks: int, most: int, parcel_slots: int = 1, seed: int = 0) -> None:
+    def __init__(
+        self, parcels: list[int], max_blocks: int, most: int, parcel_slots: int = 1, seed: int = 0
+    ) -> None:
         """`parcels` of each row, which begins in block 0."""
         self.parcels = Parcels(len(parcels), 1, max_blocks, most, parcel_slots, seed=seed, device=CPU)
         self.tables = layer_of(self.parcels.tables, 0)
@@ -49,7 +52,7 @@ class Rig:
         places = places_of(self.tables, row)
         blocks = [int(self.tables.slot_to_block[places[slot]]) for slot in order]
         assert blocks == [-1 if block is None else block for block in plain.blocks()]
-        moved = {s: t for s, t in zip(moves.source.flatten().tolist(), moves.target.flatten().tolist(), strict=True)}
+        moved = dict(zip(moves.source.flatten().tolist(), moves.target.flatten().tolist(), strict=True))
         for slot, block in held.items():  # the bytes of each that stays are where its new slot is
             if block in plain.block_of.values():
                 was, is_at = int(before[slot]), int(places[int(self.tables.block_to_slot[row, block])])
@@ -148,7 +151,11 @@ CASES = {
         [([5, 8, 6], 8), ([5, 9, 6], 9), ([6, 10, 5], 10)],
     ),
     "resident lane leaves its order alone": (2, 6, [([0, -1], 0), ([0, 1], 1), ([1, 0], 1), ([0, 1], 1)]),
-    "a slot for every block, and some not here yet": (2, 6, [([3, 1], 5), ([1, 3], 5), ([4, 1], 5), ([3, 4], 5)]),
+    "a slot for every block, and some not here yet": (
+        2,
+        6,
+        [([3, 1], 5), ([1, 3], 5), ([4, 1], 5), ([3, 4], 5)],
+    ),
     "one slot too few for that": (2, 5, [([3, 1], 5), ([1, 3], 5), ([4, 1], 5), ([3, 4], 5)]),
 }
 

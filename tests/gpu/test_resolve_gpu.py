@@ -18,7 +18,6 @@ from services.decoder.kernels.counter import Counter
 from services.decoder.kernels.gpu.host_memory import RegisteredMemory
 from services.decoder.kernels.gpu.resolve import ResolveCall, ResolveShape
 from services.decoder.kernels.lanes import layer_of
-from services.decoder.kernels.lru import LaneTables
 from services.decoder.kernels.replay import MissPlan, plan_of
 from services.decoder.kernels.resolve import resolve
 from services.decoder.kernels.step_kernels import LayerStore

@@ -61,10 +61,23 @@ def load(
         fault_in_early(store, settings.store_wait_seconds, called_off)
     from transformers.utils import logging as transformers_logging
 
-    from services.decoder.engine.assembly import assemble, capacity_book, check_device, dense_ops, limits_of, page_hasher
+    from services.decoder.engine.assembly import (
+        assemble,
+        capacity_book,
+        check_device,
+        dense_ops,
+        limits_of,
+        page_hasher,
+    )
     from services.decoder.engine.host_allocator import keep_freed_memory
     from services.decoder.engine.loop import Loop
-    from services.decoder.engine.memory_plan import MemoryPlan, device_room, kv_fingerprint, kv_planes, kv_shape
+    from services.decoder.engine.memory_plan import (
+        MemoryPlan,
+        device_room,
+        kv_fingerprint,
+        kv_planes,
+        kv_shape,
+    )
     from services.decoder.engine.scheduler import Scheduler
     from services.decoder.kv.arena_map import ArenaMap
     from services.decoder.kv.device_pages import DevicePages
@@ -98,7 +111,9 @@ def load(
         return model
 
     arena, model = at_once(map_arena, load_weights)
-    plan = MemoryPlan.derive(settings, spec, shape, layout, model.weight_bytes, device, device_room(settings, device))
+    plan = MemoryPlan.derive(
+        settings, spec, shape, layout, model.weight_bytes, device, device_room(settings, device)
+    )
     servicer.progress("allocating the hot buffer and its tables")
     runner = assemble(plan, model, arena, device)
     device_pages = DevicePages(plan.device_pages)

@@ -2,12 +2,13 @@
 
 Pure Python: knows rows, tokens and counts; no tensors and no time.
 
-Every seated row gets what it can use, as far as that is not above a common level: its blocks now, and an eighth
-more for those to come. The level is the highest at which everyone's parcels exist, and it never presses a row
-below its floor, which is counted at admission. So one row alone, or many short ones, have everything resident;
-of long ones beside each other each has the same share. What is free is given to whoever is below its target. From
-others, those who have most above theirs, a row takes only when it lacks more than an eighth, or when its blocks
-are about to outgrow what it has. Nothing else moves, so capacities do not flap.
+Every seated row gets what it can use, as far as that is not above a common level: its blocks now, and an
+eighth more for those to come. The level is the highest at which everyone's parcels exist, and it never
+presses a row below its floor, which is counted at admission. So one row alone, or many short ones, have
+everything resident; of long ones beside each other each has the same share. What is free is given to whoever
+is below its target. From others, those who have most above theirs, a row takes only when it lacks more than
+an eighth, or when its blocks are about to outgrow what it has. Nothing else moves, so capacities do not
+flap.
 """
 
 from __future__ import annotations

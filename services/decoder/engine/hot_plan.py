@@ -65,9 +65,9 @@ def _class(
     parcels = made.parcels if limit is None else min(made.parcels, limit // a_parcel)
     if parcels < floor:
         raise SetupError(
-            f"the hot buffer may take {format_bytes(max(0, limit or 0))} in {layers} layers, and one row needs "
-            f"{format_bytes(floor * a_parcel)} there; raise --hot-bytes or --device-memory-share, or lower "
-            + ("--max-model-len" if floor == most else "--budget-tokens and --hot-tokens")
+            f"the hot buffer may take {format_bytes(max(0, limit or 0))} in {layers} layers, and one row "
+            f"needs {format_bytes(floor * a_parcel)} there; raise --hot-bytes or --device-memory-share, "
+            "or lower " + ("--max-model-len" if floor == most else "--budget-tokens and --hot-tokens")
         )
     return replace(made, parcels=parcels, most=min(most, parcels))
 

@@ -98,8 +98,8 @@ class MemoryPlan:
             room_bytes: device memory that the engine may still take; None = no limit is known (a CPU).
 
         Raises:
-            SetupError: a length that the model, the arena or the device cache cannot hold, or a hot buffer too
-                small for one row.
+            SetupError: a length that the model, the arena or the device cache cannot hold, or a hot buffer
+                too small for one row.
         """
         asked = settings.max_model_len
         if asked > spec.max_positions:
@@ -207,7 +207,7 @@ class MemoryPlan:
         return "\n".join(f"  {name:<17}{format_bytes(size):>10}  {note}" for name, size, note in lines)
 
     def _hot_note(self) -> str:
-        """What the last class of layers, Quest's, holds: tokens of all rows, and of one at least and at most."""
+        """What the last class of layers, Quest's, holds: tokens of all rows, and of one."""
         if not self.hot_classes:
             return "none"
         last, block_tokens = self.hot_classes[-1], self.shape.block_tokens

@@ -46,7 +46,9 @@ class OfflineEngine:
         spec, self.model = model.spec, model
         shape = kv_shape(settings, spec, self.model.dtype)
         layout = ArenaLayout.fit(arena_bytes, shape.page_tokens, kv_planes(settings, shape))
-        self.plan = MemoryPlan.derive(settings, spec, shape, layout, self.model.weight_bytes, device, device_room(settings, device))
+        self.plan = MemoryPlan.derive(
+            settings, spec, shape, layout, self.model.weight_bytes, device, device_room(settings, device)
+        )
         descriptor, path = tempfile.mkstemp(prefix="hotset-offline-", dir="/dev/shm")
         try:
             os.ftruncate(descriptor, arena_bytes)

@@ -36,7 +36,7 @@ class Scheduler:
         hasher: PageHasher | None = None,
         hot: CapacityBook | None = None,
     ) -> None:
-        """Without a `hasher` no prefix is looked for, and none is left behind; without `hot` slots are not counted."""
+        """Without a `hasher` no prefix is looked for or left behind; without `hot` slots are not counted."""
         self.limits = limits
         self.waiting: list[Sequence] = []  # most urgent first
         self.running: list[Sequence] = []  # most urgent first

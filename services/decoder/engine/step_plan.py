@@ -38,9 +38,7 @@ class Resize(NamedTuple):
 
 @dataclass(slots=True)
 class StepPlan:
-    """Applied in this order: rows leave, rows are resized, pages join, pages load, rows are seated, decodes and
-    chunks run.
-    """
+    """Applied in this order: rows leave, are resized, pages join and load, rows are seated, tokens run."""
 
     left_rows: list[int] = field(default_factory=list)
     resizes: list[Resize] = field(default_factory=list)  # who loses comes before whoever gains by it
@@ -64,7 +62,7 @@ class StepPlan:
 
     @property
     def seated_rows(self) -> list[tuple[int, int]]:
-        """Rows that have hot slots in the step, or get them by it, and the tokens that their next step reads."""
+        """Rows that have hot slots in the step, or get them by it, and the tokens that they come to."""
         rows = [(sequence.row, sequence.computed + 1 + int(self.ahead)) for sequence in self.decodes]
         rows += [(sequence.row, sequence.computed + 1) for sequence in self.seats]
         rows += [(sequence.row, end + 1) for sequence, _, end in self.chunks if end == len(sequence.prompt)]

@@ -4,8 +4,9 @@ Knows tables only; which parcels are free is engine/capacity_book.py's affair. H
 one behind the other: `block_to_slot`, `slot_to_block` and `order` have a leading dimension of layers. Nothing
 reads from the device, so a GPU is never waited for: how much a row owns is told by the host.
 
-A lane's slots are always 0 ... capacity - 1. A row that shrinks gives its last parcels up, and with them whatever
-slots they have; so that the stalest blocks are lost and not those which happen to lie there, the others move.
+A lane's slots are always 0 ... capacity - 1. A row that shrinks gives its last parcels up, and with them
+whatever slots they have; so that the stalest blocks are lost and not those which happen to lie there, the
+others move.
 """
 
 from __future__ import annotations
@@ -64,13 +65,13 @@ def layer_of(tables: LaneTables, layer: int) -> LaneTables:
 
 
 def seat(tables: LaneTables, row: int, slots: int, opened: int) -> None:
-    """Let a row begin with `slots` slots a lane, whose parcels it has been given; the tables know no block of it.
+    """Let a row begin with `slots` slots a lane, whose parcels it has been given.
 
     The open block takes the first slot, all others are empty.
 
     Args:
         tables: of all layers.
-        row: that owns no slot by its tables.
+        row: of which the tables know no block.
         slots: a lane's.
         opened: the row's open block.
     """
@@ -108,7 +109,7 @@ def grow(tables: LaneTables, row: int, before: int, after: int) -> None:
 
 
 def shrink(tables: LaneTables, row: int, before: int, after: int) -> Moves:
-    """Drop the stalest slots' blocks and rename the rest; the bytes must follow before the parcels are given away.
+    """Drop the stalest slots and rename the rest; the bytes must follow before the parcels are given away.
 
     Args:
         tables: of all layers.

@@ -23,10 +23,10 @@ _STALE, _MISS, _HIT, _OPEN, _ABSENT = range(5)  # sort keys of the sequence abov
 class LaneTables:
     """One layer's tables. Updated in place; a lane absent from a step is not touched.
 
-    A pool is cut into parcels: `parcel_slots` slots for every group, those of a group side by side. A row owns
-    parcels, so its lanes own equally many slots. Tables of slots are as long as the pool and not as all lanes at
-    their widest: what belongs to a lane's i-th slot stands at that slot's place in the pool, and so does the i-th
-    entry of the lane's order.
+    A pool is cut into parcels: `parcel_slots` slots for every group, those of a group side by side. A row
+    owns parcels, so its lanes own equally many slots. Tables of slots are as long as the pool and not as all
+    lanes at their widest: what belongs to a lane's i-th slot stands at that slot's place in the pool, and so
+    does the i-th entry of the lane's order.
     """
 
     block_to_slot: Tensor  # [lanes, max_blocks] int32 lane slot, -1 = host only
@@ -70,8 +70,9 @@ def assign(tables: LaneTables, lanes: Tensor, selected: Tensor, open_block: Tens
         selected: [n, top_k] int32 blocks, -1 = none; repeated blocks share one slot.
         open_block: [n] int64, the block that holds each row's newest token.
 
-    A chosen open block without a slot counts as a hit: its bytes are about to be appended, not fetched. A lane
-    with a slot for every block of its row can evict nothing; while it misses nothing either, its order rests.
+    A chosen open block without a slot counts as a hit: its bytes are about to be appended, not fetched. A
+    lane with a slot for every block of its row can evict nothing; while it misses nothing either, its order
+    rests.
     """
     chosen = selected.long()
     opened = open_block.unsqueeze(1)

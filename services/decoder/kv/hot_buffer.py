@@ -1,7 +1,8 @@
 """The hot buffer: a pool of hot slots a layer, and the tables that say whose each slot is.
 
-Knows rows and their parcels; who gets how many is engine/capacity_book.py's decision, the LRU and the fetches are
-kernels. Calls come in the order of the steps on one stream, so a parcel that one row gives up is another's behind it.
+Knows rows and their parcels; who gets how many is engine/capacity_book.py's decision, the LRU and the
+fetches are kernels. Calls come in the order of the steps on one stream, so a parcel that one row gives up is
+another's behind it.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ class HotBuffer:
         self.tables: list[LaneTables] = []
         self._stacked_pools: list[Tensor] = []  # a class: [layers, pool slots, block elements]
         self._stacked: list[LaneTables] = []
-        self._parcels: list[dict[int, list[int]]] = []  # a class: row -> its parcels, in the order of its slots
+        self._parcels: list[
+            dict[int, list[int]]
+        ] = []  # a class: row -> its parcels, in the order of its slots
         self._seated: set[int] = set()
         # Where the copies to a GPU start from; a place is written again only after the step that reads it.
         self._staged: list[Tensor] = []
@@ -40,7 +43,14 @@ class HotBuffer:
             slots = each.pool_slots(shape.groups)
             pool = torch.zeros(each.layers, slots, shape.block_elements, dtype=shape.dtype, device=device)
             tables = empty_tables(
-                each.layers, rows, shape.groups, max_blocks, each.parcels, each.parcel_slots, each.most, device
+                each.layers,
+                rows,
+                shape.groups,
+                max_blocks,
+                each.parcels,
+                each.parcel_slots,
+                each.most,
+                device,
             )
             self._stacked_pools.append(pool)
             self._stacked.append(tables)
@@ -57,8 +67,8 @@ class HotBuffer:
         Args:
             number: of the class.
             row: seated, or about to be.
-            parcels: the first ones of those that it has, or all of them and more. Who loses some is told before
-                whoever gets them.
+            parcels: the first ones of those that it has, or all of them and more. Who loses some is told
+                before whoever gets them.
 
         Raises:
             ValueError: neither is the case.

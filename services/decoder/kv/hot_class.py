@@ -1,7 +1,7 @@
 """A class of layers and the pool of hot slots that rows share in each of them, in numbers.
 
-Knows sizes only; no torch. A pool is cut into parcels of `parcel_slots` slots a lane. A row owns the same parcels
-in every layer of the class and in every group, so the host counts them once for all lanes.
+Knows sizes only; no torch. A pool is cut into parcels of `parcel_slots` slots a lane. A row owns the same
+parcels in every layer of the class and in every group, so the host counts them once for all lanes.
 """
 
 from __future__ import annotations

@@ -59,7 +59,14 @@ class ResolveShape:
 
     @classmethod
     def fitting(
-        cls, block_bytes: int, top_k: int, parcels: int, parcel_slots: int, lanes: int, *, skip_io: bool = False
+        cls,
+        block_bytes: int,
+        top_k: int,
+        parcels: int,
+        parcel_slots: int,
+        lanes: int,
+        *,
+        skip_io: bool = False,
     ) -> ResolveShape:
         """The widest cluster that leaves most of the device to the launches which overlap with this one.
 
@@ -162,8 +169,8 @@ class ResolveShape:
 class ResolveCall:
     """One layer's launch: everything but the variant. All tensors int32 on the device unless said.
 
-    `seats`, `real_rows`, `tables.parcels` and `tables.capacity` are read before the kernel ahead has ended: within
-    a step nothing may write them.
+    `seats`, `real_rows`, `tables.parcels` and `tables.capacity` are read before the kernel ahead has ended:
+    within a step nothing may write them.
     """
 
     tables: LaneTables
@@ -248,7 +255,7 @@ class ResolveCall:
             raise ValueError("counters must be [6] int64")
         if self.tables.parcels.shape[1] != shape.parcels or self.tables.parcel_slots != shape.parcel_slots:
             raise ValueError(
-                f"tables must have {shape.parcels} parcels a row of {shape.parcel_slots} slots, as the variant"
+                f"tables must have {shape.parcels} parcels a row of {shape.parcel_slots} slots, as the shape"
             )
         if self.tables.groups != self.groups or self.tables.order.shape[0] != self.pool.shape[0]:
             raise ValueError(f"tables must be of {self.groups} groups and {self.pool.shape[0]} pool slots")
