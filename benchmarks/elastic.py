@@ -81,10 +81,7 @@ def resizes(model: CausalLM) -> dict[str, dict[str, float]]:
         hot.resize(0, row, range(row * PARCELS, (row + 1) * PARCELS))
         hot.seat(row, slots - 1)
     for tables in hot.tables:  # as if every block below had been chosen once
-        places = tables.places(
-            torch.arange(ROWS * shape.groups, device=device),
-            torch.arange(slots, device=device).expand(ROWS * shape.groups, -1),
-        )
+        places = tables.places(torch.arange(ROWS * shape.groups, device=device), slots)
         blocks = torch.arange(slots, device=device).roll(1)
         tables.slot_to_block[places] = blocks.int()
         tables.block_to_slot[:, blocks] = torch.arange(slots, device=device).int()

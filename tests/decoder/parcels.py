@@ -79,4 +79,4 @@ def places_of(tables: LaneTables, lane: int) -> Tensor:
     """[capacity] int64 pool slots of a lane, in tables of one layer."""
     capacity = int(tables.capacity[lane // tables.groups])
     lanes = torch.tensor([lane], device=tables.order.device)
-    return tables.places(lanes, torch.arange(capacity, device=lanes.device).unsqueeze(0))[0]
+    return tables.places(lanes, capacity)[0]

@@ -59,7 +59,7 @@ def check_bytes(hot: HotBuffer, row: int) -> set[int]:
             lane = torch.tensor([row * groups + group])
             known = tables.block_to_slot[lane[0]]
             for block in (known >= 0).nonzero().flatten().tolist():
-                place = int(tables.places(lane, known[block].long().view(1, 1)))
+                place = int(tables.places(lane, int(tables.capacity[row]))[0, known[block]])
                 assert (hot.pools[layer][place] == mark(row, group, block)).all()
                 if layer == 2:
                     found.add(block)

@@ -7,18 +7,15 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from tokenizers import Tokenizer
 
-from benchmarks.real_text import real_tokens
+from benchmarks.synthetic import synthetic_model
 from services.decoder.engine.assembly import dense_ops
 from services.decoder.engine.offline import OfflineEngine
 from services.decoder.engine.sequence import Sampling, Sequence
 from services.decoder.kernels.counter import Counter
 from services.decoder.kv.hot_buffer import HotBuffer
 from services.decoder.kv.hot_class import HotClass
-from services.decoder.models.bundled.directory import default_model
 from services.decoder.models.causal_lm import CausalLM
-from services.decoder.models.spec import ModelSpec
 from services.decoder.settings import DecoderSettings
 from tests.decoder import made_up
 from tests.decoder.recording import Recording
@@ -90,7 +87,7 @@ def test_resizes_equal_the_cpus_and_wait_for_nothing(no_waiting: None) -> None:
                 slots = int(tables.capacity[lane // 3])
                 if not slots:
                     continue
-                places = tables.places(torch.tensor([lane]), torch.arange(slots).unsqueeze(0))[0]
+                places = tables.places(torch.tensor([lane]), slots)[0]
                 tables.order[places] = tables.order[places][torch.randperm(slots, generator=generator)]
                 count = min(slots, MAX_BLOCKS, 1 + step % 30)
                 blocks = torch.randperm(MAX_BLOCKS, generator=generator)[:count]
@@ -110,7 +107,7 @@ def test_resizes_equal_the_cpus_and_wait_for_nothing(no_waiting: None) -> None:
 @pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 def model(request: pytest.FixtureRequest) -> CausalLM:
     dtype: torch.dtype = request.param
-    return CausalLM(ModelSpec.read(default_model()), dtype, CUDA, dense=dense_ops(CUDA))
+    return synthetic_model("qwen3-0.6b", CUDA, dtype, 3, dense=dense_ops(CUDA))[1]
 
 
 def engine(model: CausalLM, blocks: int, **changes: object) -> OfflineEngine:
@@ -132,12 +129,11 @@ def engine(model: CausalLM, blocks: int, **changes: object) -> OfflineEngine:
 
 
 def requests(count: int) -> list[Sequence]:
-    tokenizer = Tokenizer.from_file(str(default_model() / "tokenizer.json"))
     chance = random.Random(11)
     made = []
     for number in range(count):
         length, tokens = chance.choice([30, 500, 1500, 3000]), chance.choice([40, 120, 250])
-        prompt = real_tokens(tokenizer, length, skip=2900 * number)
+        prompt = [chance.randrange(9000) for _ in range(length)]
         made.append(Sequence(str(number), 0, prompt, Sampling(), seed=0, max_tokens=tokens))
     return made
 

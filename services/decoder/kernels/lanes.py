@@ -1,8 +1,9 @@
 """Seating, resizing and clearing the lanes of a row, in all layers at once, between steps.
 
 Knows tables only; which parcels are free is engine/capacity_book.py's affair. Here the tables of layers lie
-one behind the other: `block_to_slot`, `slot_to_block` and `order` have a leading dimension of layers. Nothing
-reads from the device, so a GPU is never waited for: how much a row owns is told by the host.
+one behind the other: `block_to_slot`, `slot_to_block` and `order` have a leading dimension of layers.
+Nothing reads from the device, so a GPU is never waited for: how much a row owns is told by the host.
+(Assigning a number to an element would wait too; filling it does not.)
 
 A lane's slots are always 0 ... capacity - 1. A row that shrinks gives its last parcels up, and with them
 whatever slots they have; so that the stalest blocks are lost and not those which happen to lie there, the
@@ -76,19 +77,18 @@ def seat(tables: LaneTables, row: int, slots: int, opened: int) -> None:
         opened: the row's open block.
     """
     places = _places(tables, row, slots)
-    order = torch.arange(1, slots + 1, dtype=torch.int32, device=places.device)
-    order[-1] = 0  # stale to recent: the empty ones, then the open block's
-    tables.order[:, places] = order
-    tables.slot_to_block[:, places] = -1
-    tables.slot_to_block[:, places[:, 0]] = opened
-    tables.block_to_slot[:, _lanes(tables, row), opened] = 0
-    tables.capacity[row] = slots
+    order = torch.arange(slots, dtype=torch.int32, device=places.device).roll(-1)
+    tables.order[:, places] = order  # stale to recent: the empty ones, then the open block's
+    tables.slot_to_block.index_fill_(1, places.flatten(), -1)
+    tables.slot_to_block.index_fill_(1, places[:, 0], opened)
+    tables.block_to_slot[:, _lanes(tables, row), opened].zero_()
+    tables.capacity[row].fill_(slots)
 
 
 def leave(tables: LaneTables, row: int) -> None:
     """Take every slot from a row."""
-    tables.block_to_slot[:, _lanes(tables, row)] = -1
-    tables.capacity[row] = 0
+    tables.block_to_slot[:, _lanes(tables, row)].fill_(-1)
+    tables.capacity[row].zero_()
 
 
 def grow(tables: LaneTables, row: int, before: int, after: int) -> None:
@@ -104,8 +104,8 @@ def grow(tables: LaneTables, row: int, before: int, after: int) -> None:
     new = torch.arange(before, after, dtype=torch.int32, device=places.device)
     old = tables.order[:, places[:, :before]]
     tables.order[:, places] = torch.cat([new.expand(*old.shape[:2], -1), old], 2)
-    tables.slot_to_block[:, places[:, before:]] = -1
-    tables.capacity[row] = after
+    tables.slot_to_block.index_fill_(1, places[:, before:].flatten(), -1)
+    tables.capacity[row].fill_(after)
 
 
 def shrink(tables: LaneTables, row: int, before: int, after: int) -> Moves:
@@ -132,14 +132,14 @@ def shrink(tables: LaneTables, row: int, before: int, after: int) -> Moves:
     name.scatter_(2, movers, torch.where(moves, holes, -1))
     known = tables.block_to_slot[:, lanes].long()
     renamed = name.gather(2, known.clamp_min(0)).masked_fill_(known < 0, -1)
-    tables.block_to_slot[:, lanes] = renamed.int()
+    tables.block_to_slot[:, lanes].copy_(renamed)
     tables.order[:, places[:, :after]] = name.gather(2, order[..., lost:]).int()
 
     blocks = tables.slot_to_block[:, places]
     blocks.masked_fill_(dropped, -1)
     blocks.scatter_(2, holes, torch.where(moves, blocks.gather(2, movers), blocks.gather(2, holes)))
     tables.slot_to_block[:, places[:, :after]] = blocks[..., :after]
-    tables.capacity[row] = after
+    tables.capacity[row].fill_(after)
     everywhere = places.expand(order.shape)
     target = everywhere.gather(2, holes)
     return Moves(torch.where(moves, everywhere.gather(2, movers), target), target)
@@ -152,4 +152,4 @@ def _lanes(tables: LaneTables, row: int) -> slice:
 def _places(tables: LaneTables, row: int, slots: int) -> Tensor:
     """[groups, slots] int64 pool slots of a row's lanes."""
     lanes = torch.arange(row * tables.groups, (row + 1) * tables.groups, device=tables.parcels.device)
-    return tables.places(lanes, torch.arange(slots, device=lanes.device).expand(tables.groups, -1))
+    return tables.places(lanes, slots)

@@ -37,15 +37,15 @@ class LaneTables:
     groups: int
     parcel_slots: int  # a power of two
 
-    def places(self, lanes: Tensor, slots: Tensor) -> Tensor:
-        """Pool slots, [n, m] int64, of lane slots: `slots` [n, m] int64, a lane of `lanes` [n] int64 each.
+    def places(self, lanes: Tensor, width: int) -> Tensor:
+        """[n, width] int64 pool slots of the first slots of `lanes` [n] int64; `width` is whole parcels.
 
         What lies past a lane's capacity means nothing.
         """
-        owned = self.parcels.index_select(0, lanes // self.groups)
-        parcel = owned.gather(1, slots // self.parcel_slots).long()
-        base = (parcel * self.groups + (lanes % self.groups).unsqueeze(1)) * self.parcel_slots
-        return base + slots % self.parcel_slots
+        owned = self.parcels[:, : width // self.parcel_slots].index_select(0, lanes // self.groups).long()
+        base = owned.mul_(self.groups).add_((lanes % self.groups).unsqueeze(1)).mul_(self.parcel_slots)
+        slot = torch.arange(self.parcel_slots, device=lanes.device)
+        return (base.unsqueeze(2) + slot).flatten(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,17 +80,17 @@ def assign(tables: LaneTables, lanes: Tensor, selected: Tensor, open_block: Tens
     held = known.gather(1, chosen.clamp_min(0)).masked_fill_(chosen < 0, -1)  # [n, top_k]
     open_held = known.gather(1, opened)  # [n, 1]
     missing = torch.cat([(chosen >= 0) & (held < 0), open_held < 0], dim=1)  # [n, top_k + 1]
-    capacity = tables.capacity.index_select(0, lanes // tables.groups).long()  # [n]
+    capacity = tables.capacity.index_select(0, lanes // tables.groups)  # [n]
     settled = (capacity > open_block) & ~missing.any(1)
     width = int(capacity.max())
+    places = tables.places(lanes, width)  # [n, width]
     if bool(settled.all()):
-        return _lookup(tables, lanes, held, open_held, width)
+        return _lookup(places, held, open_held)
 
-    every = torch.arange(width, device=lanes.device).expand(lanes.shape[0], -1)
-    places = tables.places(lanes, every)  # [n, width]
+    every = torch.arange(width, device=lanes.device)
     owned = every < capacity.unsqueeze(1)
-    order = tables.order[places].long().masked_fill_(~owned, -1)  # [n, width]
-    moved = owned & ~settled.unsqueeze(1)  # entries of the order that are written back
+    order = tables.order.index_select(0, places.flatten()).long().view_as(places)
+    order.masked_fill_(~owned, -1)  # [n, width]
     key_of_slot = torch.zeros(lanes.shape[0], width + 1, dtype=torch.int8, device=lanes.device)
     key_of_slot.scatter_(1, held.long().masked_fill(held < 0, width), _HIT)
     hits = int(torch.count_nonzero(key_of_slot[:, :width]))
@@ -101,8 +101,8 @@ def assign(tables: LaneTables, lanes: Tensor, selected: Tensor, open_block: Tens
     order = order.gather(1, sequence)
 
     if not bool(missing.any()):
-        tables.order[places[moved]] = order[moved].int()
-        found = _lookup(tables, lanes, held, open_held, width)
+        _store_order(tables, places, order, owned, settled)
+        found = _lookup(places, held, open_held)
         return Assignment(
             found.slots, found.open_slot, found.miss_lane, found.miss_block, found.miss_slot, hits, 0
         )
@@ -126,11 +126,11 @@ def assign(tables: LaneTables, lanes: Tensor, selected: Tensor, open_block: Tens
     keys.masked_fill_(every <= rank[:, -1:], _MISS)
     keys[n_th[is_open], place[is_open]] = _OPEN
     order = order.gather(1, keys.sort(dim=1, stable=True).indices)
-    tables.order[places[moved]] = order[moved].int()
+    _store_order(tables, places, order, owned, settled)
 
     known = tables.block_to_slot.index_select(0, lanes)
     held = known.gather(1, chosen.clamp_min(0)).masked_fill_(chosen < 0, -1)
-    found = _lookup(tables, lanes, held, known.gather(1, opened), width)
+    found = _lookup(places, held, known.gather(1, opened))
     fetched = ~is_open
     n_fetch = n_th[fetched]
     return Assignment(
@@ -144,12 +144,12 @@ def assign(tables: LaneTables, lanes: Tensor, selected: Tensor, open_block: Tens
     )
 
 
-def _lookup(tables: LaneTables, lanes: Tensor, held: Tensor, open_held: Tensor, width: int) -> Assignment:
+def _lookup(places: Tensor, held: Tensor, open_held: Tensor) -> Assignment:
     """The answer when nothing is missing."""
     none = torch.empty(0, dtype=torch.int64, device=held.device)
-    slots = tables.places(lanes, held.long().clamp_min(0)).int().masked_fill_(held < 0, -1)
-    open_slot = tables.places(lanes, open_held.long()).squeeze(1).int()
-    return Assignment(slots, open_slot, none, none, none, _distinct(held, width), 0)
+    slots = places.gather(1, held.long().clamp_min(0)).int().masked_fill_(held < 0, -1)
+    open_slot = places.gather(1, open_held.long()).squeeze(1).int()
+    return Assignment(slots, open_slot, none, none, none, _distinct(held, places.shape[1]), 0)
 
 
 def _distinct(held: Tensor, capacity: int) -> int:
@@ -167,3 +167,12 @@ def _first_of_each(blocks: Tensor, wanted: Tensor, max_blocks: int) -> Tensor:
     leftmost = torch.full((blocks.shape[0], max_blocks), nowhere, device=blocks.device)
     leftmost.scatter_reduce_(1, safe, columns.masked_fill(~wanted, nowhere), "amin")
     return wanted & (leftmost.gather(1, safe) == columns)
+
+
+def _store_order(tables: LaneTables, places: Tensor, order: Tensor, owned: Tensor, settled: Tensor) -> None:
+    """Write the orders of lanes that are not settled; past a lane's capacity its first entry stands again."""
+    order = torch.where(owned, order, order[:, :1])
+    places = torch.where(owned, places, places[:, :1])
+    if bool(settled.any()):
+        order, places = order[~settled], places[~settled]
+    tables.order.index_copy_(0, places.flatten(), order.flatten().int())

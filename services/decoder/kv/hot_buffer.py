@@ -115,7 +115,8 @@ class HotBuffer:
         lanes = torch.arange(
             row * self.shape.groups, (row + 1) * self.shape.groups, device=self.pools[layer].device
         )
-        return self.tables[layer].places(lanes, torch.zeros_like(lanes).unsqueeze(1)).squeeze(1)
+        tables = self.tables[layer]
+        return tables.places(lanes, tables.parcel_slots)[:, 0]
 
     @property
     def slots_total(self) -> int:
@@ -147,7 +148,7 @@ class HotBuffer:
         assert tables.parcels[row, : len(parcels)].tolist() == parcels, "the record of parcels is off"
         lanes = torch.arange(row * tables.groups, (row + 1) * tables.groups, device=tables.order.device)
         every = torch.arange(slots, device=lanes.device)
-        places = tables.places(lanes, every.expand(tables.groups, -1))
+        places = tables.places(lanes, slots)
         order = tables.order[:, places].long()
         assert torch.equal(order.sort(2).values, every.expand_as(order)), "an order is off"
         known = tables.block_to_slot[:, lanes].long()

@@ -49,7 +49,7 @@ class Tiered:
         home = blocks_of(pages, shape.groups, shape.blocks_per_page)[0, :, opened]
         for layer, store in enumerate(self._layers):
             block = store.arena.index_select(0, home).view(shape.groups, shape.block_tokens, -1)
-            block[:, filled:] = 0  # whatever an earlier owner of the page left there
+            block[:, filled:].zero_()  # whatever an earlier owner of the page left there
             store.pool.index_copy_(0, self.hot.open_slots(layer, row), block.view(shape.groups, -1))
 
     def load(self, pages: Sequence[tuple[int, int]]) -> None:
