@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from services.decoder.engine.step_plan import Resize
 from services.decoder.kv.hot_class import HotClass
@@ -129,6 +130,15 @@ class _Pool:
         return min(self.of.most, -(-tokens // self.parcel_tokens))
 
 
+class Capacities(NamedTuple):
+    """Of rows in the last class of layers, which is Quest's where Quest chooses."""
+
+    least_tokens: int = 0  # that the row with fewest slots has slots for; 0 without rows
+    most_tokens: int = 0
+    whole: int = 0  # rows with a slot for every block
+    resizes: int = 0  # since start, of rows that had slots before
+
+
 class CapacityBook:
     """The scheduler asks; what `rebalance` returns must be carried out before the step it was planned for."""
 
@@ -137,6 +147,7 @@ class CapacityBook:
         self._pools = [_Pool(number, of, block_tokens) for number, of in enumerate(classes)]
         self._due_at: dict[int, int] = {}  # a seated row -> tokens
         self._stale = False  # somebody came or left since the last rebalance
+        self._resizes = 0
 
     def fits(self, reach: int) -> bool:
         """Whether one more row's floor is there, if it comes to `reach` tokens."""
@@ -172,9 +183,20 @@ class CapacityBook:
         if not self.is_due(tokens.items()):
             return []
         resizes = [resize for pool in self._pools for resize in pool.rebalance(tokens)]
+        self._resizes += sum(row in self._due_at for _, row, _ in resizes)
         self._due_at = {row: min(pool.due_at(row) for pool in self._pools) for row in tokens}
         self._stale = False
         return resizes
+
+    def capacities(self) -> Capacities:
+        """Figures of now."""
+        if not self._pools:
+            return Capacities()
+        pool = self._pools[-1]
+        shares = [share for share in pool.shares.values() if share.parcels]
+        tokens = [len(share.parcels) * pool.parcel_tokens for share in shares]
+        whole = sum(share.blocks <= len(share.parcels) for share in shares)
+        return Capacities(min(tokens, default=0), max(tokens, default=0), whole, self._resizes)
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless every parcel is free or owned once, and every floor can be met."""
