@@ -182,8 +182,7 @@ def engine_in_mid_answer(
 def _pretend(engine: OfflineEngine) -> None:
     """A prefill step in which nothing is computed."""
     plan, runner = engine.scheduler.plan(), engine.runner
-    for resize in plan.resizes:
-        runner.residence.resize(*resize)
+    runner.residence.resize(plan.resizes)
     for row, first, host_pages, device_pages in plan.new_pages:
         runner.tables.put(row, first, host_pages, device_pages)
     done = {}

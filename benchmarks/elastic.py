@@ -25,7 +25,7 @@ from benchmarks.synthetic import synthetic_model
 from services.decoder.engine.assembly import dense_ops
 from services.decoder.kernels.counter import Counter
 from services.decoder.kv.hot_buffer import HotBuffer
-from services.decoder.kv.hot_class import HotClass
+from services.decoder.kv.hot_class import HotClass, Resize
 from services.decoder.kv.shape import KvShape
 from services.decoder.models.causal_lm import CausalLM
 
@@ -78,7 +78,7 @@ def resizes(model: CausalLM) -> dict[str, dict[str, float]]:
     hot = HotBuffer(shape, ROWS, 2048, [hot_class], device)
     slots = PARCELS * 8
     for row in range(ROWS):
-        hot.resize(0, row, range(row * PARCELS, (row + 1) * PARCELS))
+        hot.resize([Resize(0, row, list(range(row * PARCELS, (row + 1) * PARCELS)))])
         hot.seat(row, slots - 1)
     for tables in hot.tables:  # as if every block below had been chosen once
         places = tables.places(torch.arange(ROWS * shape.groups, device=device), slots)
@@ -88,8 +88,9 @@ def resizes(model: CausalLM) -> dict[str, dict[str, float]]:
 
     def to(count: int, rows: int) -> Callable[[], None]:
         def work() -> None:
-            for row in range(rows):
-                hot.resize(0, row, range(row * PARCELS, row * PARCELS + count))
+            hot.resize(
+                [Resize(0, row, list(range(row * PARCELS, row * PARCELS + count))) for row in range(rows)]
+            )
 
         return work
 

@@ -7,7 +7,7 @@ import random
 import torch
 from torch import Tensor
 
-from services.decoder.kernels.lanes import Moves, empty_tables, grow, leave, seat, shrink
+from services.decoder.kernels.lanes import Changes, Moves, empty_tables, grow, leave, seat, shrink
 from services.decoder.kernels.lru import LaneTables
 
 
@@ -46,11 +46,12 @@ class Parcels:
     def grow(self, row: int, count: int) -> None:
         before = self.slots(row)
         self._give(row, count)
-        grow(self.tables, row, before, self.slots(row))
+        grow(self.tables, Changes.of([row], [before], [self.slots(row)], self.tables.order.device))
 
     def shrink(self, row: int, count: int) -> Moves:
         before, held = self.slots(row), self.held[row]
-        moves = shrink(self.tables, row, before, before - count * self.tables.parcel_slots)
+        after = before - count * self.tables.parcel_slots
+        moves = shrink(self.tables, Changes.of([row], [before], [after], self.tables.order.device))
         self.free += held[len(held) - count :]
         del held[len(held) - count :]
         return moves

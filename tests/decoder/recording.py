@@ -8,7 +8,8 @@ from services.decoder.engine.host_pages import HostPage
 from services.decoder.engine.offline import OfflineEngine
 from services.decoder.engine.runner import Runner
 from services.decoder.engine.sequence import Sequence
-from services.decoder.engine.step_plan import Chunk, NewPages, Resize, StepPlan
+from services.decoder.engine.step_plan import Chunk, NewPages, StepPlan
+from services.decoder.kv.hot_class import Resize
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch
 
 from services.decoder.kernels.lru import assign
 from services.decoder.kv.hot_buffer import HotBuffer
-from services.decoder.kv.hot_class import HotClass
+from services.decoder.kv.hot_class import HotClass, Resize
 from tests.decoder import made_up
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -28,8 +28,7 @@ def make() -> HotBuffer:
 
 
 def seat(hot: HotBuffer, row: int, parcels: list[int], opened: int = 2) -> None:
-    hot.resize(0, row, range(row * 4, row * 4 + 4))
-    hot.resize(1, row, parcels)
+    hot.resize([Resize(0, row, list(range(row * 4, row * 4 + 4))), Resize(1, row, parcels)])
     hot.seat(row, opened)
 
 
@@ -109,12 +108,12 @@ def test_any_history_of_seats_keeps_the_books() -> None:
             free += held.pop(row)
         elif draw < 0.25 and free and len(held[row]) < 6:
             held[row] = [*held[row], free.pop(chance.randrange(len(free)))]
-            hot.resize(1, row, held[row])
+            hot.resize([Resize(1, row, held[row])])
         elif draw < 0.4 and len(held[row]) > 2:
             count = chance.randint(2, len(held[row]) - 1)
             free += held[row][count:]
             held[row] = held[row][:count]
-            hot.resize(1, row, held[row])
+            hot.resize([Resize(1, row, held[row])])
             shrunk += 1
         else:
             use(hot, row, chance.sample(range(12), 3), chance.randrange(12))
@@ -131,16 +130,65 @@ def test_a_row_that_shrinks_keeps_its_most_recent_blocks_and_their_bytes() -> No
     for blocks in ([0, 1, 3], [4, 5, 6], [7, 8, 1], [0, 4, 9]):
         use(hot, 0, blocks, 10)
     assert check_bytes(hot, 0) == set(range(11))
-    hot.resize(1, 0, [7, 2, 1])
+    hot.resize([Resize(1, 0, [7, 2, 1])])
     hot.check_integrity()
     assert check_bytes(hot, 0) == {8, 1, 9, 0, 4, 10}  # stale to recent: 9 missed, 0 and 4 were hits
-    hot.resize(1, 0, [7, 2])
+    hot.resize([Resize(1, 0, [7, 2])])
     assert check_bytes(hot, 0) == {9, 0, 4, 10}
     assert hot.slots_used == 3 * (16 + 2 * 4)
-    hot.resize(1, 0, [7, 2, 8])
+    hot.resize([Resize(1, 0, [7, 2, 8])])
     hot.check_integrity()
     use(hot, 0, [1, 2, 3], 10)  # two new slots, and the stalest block's
     assert check_bytes(hot, 0) == {0, 4, 1, 2, 3, 10}
+
+
+def owned(hot: HotBuffer, row: int) -> list[torch.Tensor]:
+    """All that is a row's own, in every layer."""
+    found = []
+    lanes = torch.arange(row * hot.shape.groups, (row + 1) * hot.shape.groups)
+    for pool, tables in zip(hot.pools, hot.tables, strict=True):
+        places = tables.places(lanes, int(tables.capacity[row]))
+        found += [
+            tables.order[places],
+            tables.slot_to_block[places],
+            pool[places],
+            tables.block_to_slot[lanes],
+        ]
+    return found
+
+
+def test_many_rows_at_once_are_as_one_after_the_other() -> None:
+    together, apart, chance = make(), make(), random.Random(6)
+    held = {row: list(parcels) for row, parcels in enumerate(([0, 1, 2], [3, 4, 5], [6, 7, 8]))}
+    for hot in (together, apart):
+        for row, parcels in held.items():
+            seat(hot, row, parcels)
+            use(hot, row, [2], 2)
+    for _ in range(60):
+        for row in held:
+            blocks = chance.sample(range(12), 3)
+            for hot in (together, apart):
+                use(hot, row, blocks, 12)
+        counts = [2, 2, 2]
+        for _ in range(3):
+            counts[chance.choice([row for row in range(3) if counts[row] < 6])] += 1
+        lost = [parcel for row in held for parcel in held[row][counts[row] :]]
+        held = {row: parcels[: counts[row]] for row, parcels in held.items()}
+        losers = [Resize(1, row, list(parcels)) for row, parcels in held.items()]
+        chance.shuffle(lost)
+        held = {
+            row: parcels + [lost.pop() for _ in range(counts[row] - len(parcels))]
+            for row, parcels in held.items()
+        }
+        resizes = [*losers, *(Resize(1, row, parcels) for row, parcels in held.items())]
+        together.resize(resizes)
+        for resize in resizes:
+            apart.resize([resize])
+        for row in held:
+            check_bytes(together, row)
+            for ours, theirs in zip(owned(together, row), owned(apart, row), strict=True):
+                assert torch.equal(ours, theirs)
+        together.check_integrity()
 
 
 def test_bytes_move_in_pieces_where_the_buffer_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,16 +198,16 @@ def test_bytes_move_in_pieces_where_the_buffer_is_small(monkeypatch: pytest.Monk
 
 def test_what_is_no_change_of_a_rows_parcels_is_refused() -> None:
     hot = make()
-    hot.resize(0, 1, [0, 1, 2, 3])
+    hot.resize([Resize(0, 1, [0, 1, 2, 3])])
     with pytest.raises(ValueError, match="has no parcels"):
         hot.seat(1, 2)
-    hot.resize(1, 1, [4, 3])
+    hot.resize([Resize(1, 1, [4, 3])])
     hot.seat(1, 2)
     with pytest.raises(ValueError, match="sits already"):
         hot.seat(1, 2)
     for wrong in ([], [3], [3, 4], [4, 5], [3, 4, 1]):
         with pytest.raises(ValueError, match="cannot change to"):
-            hot.resize(1, 1, wrong)
+            hot.resize([Resize(1, 1, wrong)])
     hot.check_integrity()
 
 
@@ -168,7 +216,7 @@ def lose_a_slot(hot: HotBuffer) -> None:
 
 
 def own_a_parcel_twice(hot: HotBuffer) -> None:
-    hot.resize(1, 0, [*FIRST[0], FIRST[1][0]])
+    hot.resize([Resize(1, 0, [*FIRST[0], FIRST[1][0]])])
 
 
 def mix_parcels_up(hot: HotBuffer) -> None:

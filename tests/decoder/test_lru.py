@@ -52,7 +52,8 @@ class Rig:
         places = places_of(self.tables, row)
         blocks = [int(self.tables.slot_to_block[places[slot]]) for slot in order]
         assert blocks == [-1 if block is None else block for block in plain.blocks()]
-        moved = dict(zip(moves.source.flatten().tolist(), moves.target.flatten().tolist(), strict=True))
+        pairs = zip(moves.source.flatten().tolist(), moves.target.flatten().tolist(), strict=True)
+        moved = {source: target for source, target in pairs if source != target}
         for slot, block in held.items():  # the bytes of each that stays are where its new slot is
             if block in plain.block_of.values():
                 was, is_at = int(before[slot]), int(places[int(self.tables.block_to_slot[row, block])])

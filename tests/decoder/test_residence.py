@@ -27,7 +27,7 @@ from services.decoder.kv.batch import PrefillChunk, decode_batch
 from services.decoder.kv.bounds_index import BoundsIndex
 from services.decoder.kv.full import Full
 from services.decoder.kv.hot_buffer import HotBuffer
-from services.decoder.kv.hot_class import HotClass
+from services.decoder.kv.hot_class import HotClass, Resize
 from services.decoder.kv.residence import Residence
 from services.decoder.kv.shape import KvShape
 from services.decoder.kv.tiered import Tiered
@@ -74,8 +74,12 @@ class Rig:
 
     def seat(self, row: int, tokens: int) -> None:
         """With as many parcels as the row can own."""
-        for number, of in enumerate(self.classes):
-            self.residence.resize(number, row, range(row * of.most, (row + 1) * of.most))
+        self.residence.resize(
+            [
+                Resize(number, row, list(range(row * of.most, (row + 1) * of.most)))
+                for number, of in enumerate(self.classes)
+            ]
+        )
         self.residence.seat(row, tokens)
 
     def decode(self, row: int, at: int, key: Tensor, value: Tensor, selected: list[int]) -> list[Tensor]:

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.decoder.engine.capacity_book import CapacityBook
-from services.decoder.engine.step_plan import Resize
-from services.decoder.kv.hot_class import HotClass, parcel_slots_for
+from services.decoder.kv.hot_class import HotClass, Resize, parcel_slots_for
 
 BLOCK_TOKENS = 4
 

@@ -14,7 +14,7 @@ from services.decoder.engine.offline import OfflineEngine
 from services.decoder.engine.sequence import Sampling, Sequence
 from services.decoder.kernels.counter import Counter
 from services.decoder.kv.hot_buffer import HotBuffer
-from services.decoder.kv.hot_class import HotClass
+from services.decoder.kv.hot_class import HotClass, Resize
 from services.decoder.models.causal_lm import CausalLM
 from services.decoder.settings import DecoderSettings
 from tests.decoder import made_up
@@ -51,8 +51,7 @@ def test_resizes_equal_the_cpus_and_wait_for_nothing(no_waiting: None) -> None:
                 free += held.pop(row)
                 continue
             for side in sides:
-                side.resize(0, row, range(row * 20, row * 20 + 20))
-                side.resize(1, row, held[row])
+                side.resize([Resize(0, row, list(range(row * 20, row * 20 + 20))), Resize(1, row, held[row])])
                 side.seat(row, 3)
         elif chance.random() < 0.1:
             for side in sides:
@@ -69,7 +68,7 @@ def test_resizes_equal_the_cpus_and_wait_for_nothing(no_waiting: None) -> None:
                 free += held[row][count:]
                 held[row] = held[row][:count]
             for side in sides:
-                side.resize(1, row, held[row])
+                side.resize([Resize(1, row, held[row])])
         torch.cuda.set_sync_debug_mode("default")
         for ours, theirs, pool, same in zip(
             *(side.tables for side in sides), *(side.pools for side in sides), strict=True

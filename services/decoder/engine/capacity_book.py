@@ -17,8 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from services.decoder.engine.step_plan import Resize
-from services.decoder.kv.hot_class import HotClass
+from services.decoder.kv.hot_class import HotClass, Resize
 
 _NEVER = 1 << 62
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from services.decoder.engine.sequence import Sequence
+from services.decoder.kv.hot_class import Resize
 
 
 class Chunk(NamedTuple):
@@ -26,14 +27,6 @@ class NewPages(NamedTuple):
     first: int
     host_pages: list[int]
     device_pages: list[int]
-
-
-class Resize(NamedTuple):
-    """What a row owns of the hot buffer from now on, in the layers of one class."""
-
-    number: int  # of the class
-    row: int
-    parcels: list[int]  # the first ones of those that it had, or all of them and more
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Seating, resizing and clearing the lanes of a row, in all layers at once, between steps.
+"""Seating, resizing and clearing the lanes of rows, in all layers at once, between steps.
 
 Knows tables only; which parcels are free is engine/capacity_book.py's affair. Here the tables of layers lie
 one behind the other: `block_to_slot`, `slot_to_block` and `order` have a leading dimension of layers.
@@ -12,6 +12,7 @@ others move.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -24,8 +25,40 @@ from services.decoder.kernels.lru import LaneTables
 class Moves:
     """Blocks that change their slot: `source` -> `target`; where they are equal, nothing moves."""
 
-    source: Tensor  # [layers, lanes of a row, most] int64 pool slots
-    target: Tensor  # [layers, lanes of a row, most] int64 pool slots, all distinct in a layer
+    source: Tensor  # [layers, lanes, most] int64 pool slots
+    target: Tensor  # [layers, lanes, most] int64 pool slots, none of them the source of another block
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Rows that are seated, all of them growing or all shrinking."""
+
+    rows: Tensor  # [rows] int64, distinct
+    before: Tensor  # [rows] int64 slots that their lanes own
+    after: Tensor  # [rows] int64 slots that they shall own, at least one
+    widest: int  # the most slots of a lane, before or after
+    most_lost: int  # of a lane, where they shrink
+
+    @classmethod
+    def of(
+        cls, rows: Sequence[int], before: Sequence[int], after: Sequence[int], device: torch.device
+    ) -> Changes:
+        """From the host's numbers."""
+        told = upload([rows, before, after], device)
+        lost = max(old - new for old, new in zip(before, after, strict=True))
+        return cls(told[0], told[1], told[2], max(*before, *after), lost)
+
+    def lanes(self, groups: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The lanes [lanes] int64, and what they own before and after, [lanes, 1] each."""
+        lanes = (self.rows.unsqueeze(1) * groups + torch.arange(groups, device=self.rows.device)).flatten()
+        before, after = (each.repeat_interleave(groups).unsqueeze(1) for each in (self.before, self.after))
+        return lanes, before, after
+
+
+def upload(numbers: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    """[lists, numbers] int64 on the device, without waiting for it: lists of one length."""
+    pinned = torch.tensor(numbers, dtype=torch.int64, pin_memory=device.type == "cuda")
+    return pinned.to(device, non_blocking=True)
 
 
 def empty_tables(
@@ -91,58 +124,74 @@ def leave(tables: LaneTables, row: int) -> None:
     tables.capacity[row].zero_()
 
 
-def grow(tables: LaneTables, row: int, before: int, after: int) -> None:
-    """Add slots at the stale end, where they are the first to be used; the row has been given their parcels.
-
-    Args:
-        tables: of all layers.
-        row: that is seated.
-        before: slots that its lanes own.
-        after: slots that they shall own.
-    """
-    places = _places(tables, row, after)
-    new = torch.arange(before, after, dtype=torch.int32, device=places.device)
-    old = tables.order[:, places[:, :before]]
-    tables.order[:, places] = torch.cat([new.expand(*old.shape[:2], -1), old], 2)
-    tables.slot_to_block.index_fill_(1, places[:, before:].flatten(), -1)
-    tables.capacity[row].fill_(after)
+def grow(tables: LaneTables, changes: Changes) -> None:
+    """Add slots at the stale end, where they are used first; the rows have been given their parcels."""
+    lanes, before, after = changes.lanes(tables.groups)
+    slot = torch.arange(changes.widest, device=lanes.device)
+    places = tables.places(lanes, changes.widest)  # [lanes, widest]
+    old = tables.order[:, places]
+    shift = after - before
+    stays = old.gather(2, (slot - shift).clamp_min_(0).expand_as(old))
+    order = torch.where(slot < shift, (before + slot).int(), stays)
+    _store(tables.order, places, order, slot < after)
+    blocks = tables.slot_to_block[:, places].masked_fill_(slot >= before, -1)
+    _store(tables.slot_to_block, places, blocks, slot < after)
+    tables.capacity.index_copy_(0, changes.rows, changes.after.int())
 
 
-def shrink(tables: LaneTables, row: int, before: int, after: int) -> Moves:
+def shrink(tables: LaneTables, changes: Changes) -> Moves:
     """Drop the stalest slots and rename the rest; the bytes must follow before the parcels are given away.
 
-    Args:
-        tables: of all layers.
-        row: that is seated, and still has the parcels it is losing.
-        before: slots that its lanes own.
-        after: slots that they shall own, at least one.
+    Every row still has the parcels that it is losing.
     """
-    lanes, lost = _lanes(tables, row), before - after
-    places = _places(tables, row, before)  # [groups, before]
-    order = tables.order[:, places].long()  # [layers, groups, before]
-    dropped = torch.zeros_like(order, dtype=torch.bool).scatter_(2, order[..., :lost], True)
-    # The survivors beyond the end, and the holes before it: equally many, of each the first `moving` columns.
-    columns = min(lost, after)
-    movers = dropped[..., after:].byte().sort(dim=2, stable=True).indices[..., :columns] + after
-    holes = (~dropped[..., :after]).byte().sort(dim=2, stable=True).indices[..., :columns]
-    moving = (~dropped[..., after:]).sum(2, keepdim=True)
-    moves = torch.arange(columns, device=places.device) < moving  # [layers, groups, columns]
+    lanes, before, after = changes.lanes(tables.groups)
+    slot = torch.arange(changes.widest, device=lanes.device)
+    places = tables.places(lanes, changes.widest)  # [lanes, widest]
+    order = tables.order[:, places].long().masked_fill_(slot >= before, 0)  # [layers, lanes, widest]
+    lost = before - after  # [lanes, 1]
+    nowhere = changes.widest
+    dropped = torch.zeros(*order.shape[:2], nowhere + 1, dtype=torch.bool, device=lanes.device)
+    dropped = dropped.scatter_(2, order.masked_fill(slot >= lost, nowhere), True)[..., :nowhere]
+    # The survivors beyond the end, and the holes before it: equally many, and of each those come first.
+    beyond = (slot >= after) & (slot < before)
+    movers = _first(beyond & ~dropped, changes.most_lost)
+    holes = _first(dropped & (slot < after), changes.most_lost)
+    moving = (beyond & ~dropped).sum(2, keepdim=True)
+    moves = torch.arange(changes.most_lost, device=lanes.device) < moving  # [layers, lanes, most lost]
 
-    name = torch.arange(before, device=places.device).masked_fill(dropped, -1)
-    name.scatter_(2, movers, torch.where(moves, holes, -1))
-    known = tables.block_to_slot[:, lanes].long()
-    renamed = name.gather(2, known.clamp_min(0)).masked_fill_(known < 0, -1)
-    tables.block_to_slot[:, lanes].copy_(renamed)
-    tables.order[:, places[:, :after]] = name.gather(2, order[..., lost:]).int()
-
+    name = slot.masked_fill(dropped, -1)
+    name.scatter_(2, movers, torch.where(moves, holes, name.gather(2, movers)))
     blocks = tables.slot_to_block[:, places]
+    recent = order.gather(
+        2, (before - 1).expand(*order.shape[:2], 1)
+    )  # the open block's slot: it has a block
+    known = torch.where((blocks >= 0) & (slot < before), slot, recent)
+    layer = torch.arange(order.shape[0], device=lanes.device).view(-1, 1, 1)
+    tables.block_to_slot[layer, lanes.unsqueeze(1), blocks.gather(2, known).long()] = name.gather(
+        2, known
+    ).int()
+
+    stays = name.gather(2, order.gather(2, (slot + lost).clamp_max_(nowhere - 1).expand_as(order)))
+    _store(tables.order, places, stays.int(), slot < after)
     blocks.masked_fill_(dropped, -1)
     blocks.scatter_(2, holes, torch.where(moves, blocks.gather(2, movers), blocks.gather(2, holes)))
-    tables.slot_to_block[:, places[:, :after]] = blocks[..., :after]
-    tables.capacity[row].fill_(after)
+    _store(tables.slot_to_block, places, blocks, slot < after)
+    tables.capacity.index_copy_(0, changes.rows, changes.after.int())
     everywhere = places.expand(order.shape)
-    target = everywhere.gather(2, holes)
-    return Moves(torch.where(moves, everywhere.gather(2, movers), target), target)
+    rests = everywhere.gather(2, recent)  # where nothing moves to
+    source = torch.where(moves, everywhere.gather(2, movers), rests)
+    return Moves(source, torch.where(moves, everywhere.gather(2, holes), rests))
+
+
+def _first(wanted: Tensor, count: int) -> Tensor:
+    """[layers, lanes, count] int64: the slots that are wanted, in their sequence, and then some others."""
+    return (~wanted).byte().sort(dim=2, stable=True).indices[..., :count]
+
+
+def _store(table: Tensor, places: Tensor, values: Tensor, owned: Tensor) -> None:
+    """Write `values` at `places` where a lane owns them; elsewhere its first one once more."""
+    values = torch.where(owned, values, values[..., :1])
+    table[:, torch.where(owned, places, places[:, :1])] = values
 
 
 def _lanes(tables: LaneTables, row: int) -> slice:

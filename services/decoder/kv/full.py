@@ -19,6 +19,7 @@ from services.decoder.kernels.step_kernels import Placement, StepKernels
 from services.decoder.kv.arena_map import ArenaMap
 from services.decoder.kv.batch import PrefillChunk
 from services.decoder.kv.history import gather_history
+from services.decoder.kv.hot_class import Resize
 from services.decoder.kv.residence import SlotCount
 from services.decoder.kv.shape import KvShape
 
@@ -55,7 +56,7 @@ class Full:
     def leave(self, row: int) -> None:
         """Nothing to do: the pages are the scheduler's to give back."""
 
-    def resize(self, number: int, row: int, parcels: Sequence[int]) -> None:
+    def resize(self, resizes: Sequence[Resize]) -> None:
         """There is no hot buffer."""
 
     def resolve(self, layer: int, batch: DecodeBatch, selected: Tensor) -> Placement:

@@ -7,18 +7,37 @@ another's behind it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from services.decoder.kernels.lanes import Moves, empty_tables, grow, layer_of, leave, seat, shrink
+from services.decoder.kernels.lanes import (
+    Changes,
+    Moves,
+    empty_tables,
+    grow,
+    layer_of,
+    leave,
+    seat,
+    shrink,
+    upload,
+)
 from services.decoder.kernels.lru import LaneTables
-from services.decoder.kv.hot_class import HotClass
+from services.decoder.kv.hot_class import HotClass, Resize
 from services.decoder.kv.shape import KvShape
 
 _MOVED_BYTES = 64 * 2**20
-"""Blocks that change their slot pass through a buffer of this size, at most, or of one column of blocks."""
+"""Blocks that change their slot pass through a buffer of this size, at most, or of one block a lane."""
+_ENTRIES_AT_ONCE = 2**23
+"""Slots of rows, over all layers, that are worked on at once: some ten temporary tables of 8 bytes each."""
+
+
+class _Change(NamedTuple):
+    row: int
+    before: int  # slots of a lane
+    after: int
 
 
 class HotBuffer:
@@ -37,8 +56,6 @@ class HotBuffer:
             dict[int, list[int]]
         ] = []  # a class: row -> its parcels, in the order of its slots
         self._seated: set[int] = set()
-        # Where the copies to a GPU start from; a place is written again only after the step that reads it.
-        self._staged: list[Tensor] = []
         for each in self.classes:
             slots = each.pool_slots(shape.groups)
             pool = torch.zeros(each.layers, slots, shape.block_elements, dtype=shape.dtype, device=device)
@@ -57,38 +74,50 @@ class HotBuffer:
             self.pools += pool.unbind(0)
             self.tables += [layer_of(tables, layer) for layer in range(each.layers)]
             self._parcels.append({})
-            self._staged.append(
-                torch.zeros(rows, each.most, dtype=torch.int32, pin_memory=device.type == "cuda")
-            )
 
-    def resize(self, number: int, row: int, parcels: Sequence[int]) -> None:
-        """Let `row` own these parcels in the layers of a class.
-
-        Args:
-            number: of the class.
-            row: seated, or about to be.
-            parcels: the first ones of those that it has, or all of them and more. Who loses some is told
-                before whoever gets them.
+    def resize(self, resizes: Sequence[Resize]) -> None:
+        """Let rows own other parcels; who loses some comes before whoever gets them.
 
         Raises:
-            ValueError: neither is the case.
+            ValueError: parcels that are neither the first ones of a row's nor all of them and more.
         """
-        held = self._parcels[number].get(row, [])
-        keeps = min(len(held), len(parcels))
-        if not parcels or held[:keeps] != list(parcels[:keeps]):
-            raise ValueError(f"row {row} has parcels {held} and cannot change to {list(parcels)}")
-        tables, size = self._stacked[number], self.classes[number].parcel_slots
-        before, after = len(held) * size, len(parcels) * size
-        seated = row in self._seated
-        if after > before:
-            run = slice(len(held), len(parcels))
-            self._staged[number].numpy()[row, run] = parcels[run]
-            tables.parcels[row, run].copy_(self._staged[number][row, run], non_blocking=True)
-            if seated:
-                grow(tables, row, before, after)
-        elif after < before and seated:
-            self._move(number, shrink(tables, row, before, after))
-        self._parcels[number][row] = list(parcels)
+        shrinking: list[list[_Change]] = [[] for _ in self.classes]
+        growing: list[list[_Change]] = [[] for _ in self.classes]
+        given: list[list[tuple[int, int, int]]] = [[] for _ in self.classes]  # row, place, parcel
+        for number, row, parcels in resizes:
+            held = self._parcels[number].get(row, [])
+            keeps = min(len(held), len(parcels))
+            if not parcels or held[:keeps] != list(parcels[:keeps]):
+                raise ValueError(f"row {row} has parcels {held} and cannot change to {list(parcels)}")
+            given[number] += [(row, place, parcels[place]) for place in range(keeps, len(parcels))]
+            if row in self._seated and len(parcels) != len(held):
+                size = self.classes[number].parcel_slots
+                change = _Change(row, len(held) * size, len(parcels) * size)
+                (growing if len(parcels) > len(held) else shrinking)[number].append(change)
+            self._parcels[number][row] = list(parcels)
+        device = self.pools[0].device
+        for number, tables in enumerate(self._stacked):
+            for changes in self._together(number, shrinking[number]):
+                self._move(number, shrink(tables, changes))
+            if given[number]:
+                row, place, parcel = upload(list(zip(*given[number], strict=True)), device)
+                tables.parcels[row, place] = parcel.int()
+            for changes in self._together(number, growing[number]):
+                grow(tables, changes)
+
+    def _together(self, number: int, changes: list[_Change]) -> Iterator[Changes]:
+        """In as few calls as the memory that each takes allows."""
+        lanes = self.classes[number].layers * self.shape.groups
+        rest = sorted(changes, key=lambda change: max(change.before, change.after))
+        while rest:
+            count = 1
+            while count < len(rest):
+                widest = max(rest[count].before, rest[count].after)
+                if lanes * (count + 1) * widest > _ENTRIES_AT_ONCE:
+                    break
+                count += 1
+            yield Changes.of(*map(list, zip(*rest[:count], strict=True)), self.pools[0].device)
+            rest = rest[count:]
 
     def seat(self, row: int, opened: int) -> None:
         """Let a row that was given its parcels begin, with block `opened` in the first slot of every lane.

@@ -7,6 +7,7 @@ parcels in every layer of the class and in every group, so the host counts them 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 _MOST_PARCEL_SLOTS = 16
 _PARCELS_OF_A_FLOOR = 16  # at least, where blocks allow it: a parcel is the step in which capacities change
@@ -36,3 +37,11 @@ def parcel_slots_for(floor_blocks: int) -> int:
     """The size of a parcel: small beside a row's floor."""
     wanted = min(_MOST_PARCEL_SLOTS, max(1, floor_blocks // _PARCELS_OF_A_FLOOR))
     return 1 << (wanted.bit_length() - 1)
+
+
+class Resize(NamedTuple):
+    """What a row owns from now on in the layers of one class."""
+
+    number: int  # of the class
+    row: int
+    parcels: list[int]  # the first ones of those that it had, or all of them and more

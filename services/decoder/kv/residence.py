@@ -14,6 +14,7 @@ from services.decoder.kernels.bounds import BlockBounds
 from services.decoder.kernels.decode_batch import DecodeBatch
 from services.decoder.kernels.step_kernels import Placement
 from services.decoder.kv.batch import PrefillChunk
+from services.decoder.kv.hot_class import Resize
 
 
 class SlotCount(NamedTuple):
@@ -37,10 +38,10 @@ class Residence(Protocol):
     def leave(self, row: int) -> None:
         """Forget `row`; a row that was never seated is ignored."""
 
-    def resize(self, number: int, row: int, parcels: Sequence[int]) -> None:
-        """Let `row` own these parcels of the hot buffer in the layers of a class, numbered `number`.
+    def resize(self, resizes: Sequence[Resize]) -> None:
+        """Let rows own other parcels of the hot buffer, between steps; those that lose some come first.
 
-        Before it is seated, and between steps; rows that lose some come first.
+        A row gets its first parcels before it is seated.
         """
 
     def resolve(self, layer: int, batch: DecodeBatch, selected: Tensor) -> Placement:

@@ -19,6 +19,7 @@ from services.decoder.kv.arena_map import ArenaMap
 from services.decoder.kv.batch import PrefillChunk
 from services.decoder.kv.history import gather_history
 from services.decoder.kv.hot_buffer import HotBuffer
+from services.decoder.kv.hot_class import Resize
 from services.decoder.kv.residence import SlotCount
 from services.decoder.kv.row_tables import RowTables
 
@@ -59,9 +60,9 @@ class Tiered:
         """Take the row's hot slots."""
         self.hot.leave(row)
 
-    def resize(self, number: int, row: int, parcels: Sequence[int]) -> None:
+    def resize(self, resizes: Sequence[Resize]) -> None:
         """Of the hot buffer; bytes move on the device where a row shrinks."""
-        self.hot.resize(number, row, parcels)
+        self.hot.resize(resizes)
 
     def resolve(self, layer: int, batch: DecodeBatch, selected: Tensor) -> Placement:
         """The resolve of DESIGN section 4."""

@@ -178,6 +178,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS) resolve(co
   __shared__ u32 listed, lowest, highest, buckets[SWEEP ? BUCKETS : 1];
   __shared__ i32 open_place_shared;
 
+  let_next_begin();
   const i32 rank = cluster_rank();
   const i32 thread = threadIdx.x, warp = thread / 32, lane_id = thread % 32;
   const u32 below = (1u << lane_id) - 1;  // the threads before this one
@@ -216,7 +217,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS) resolve(co
     for (i32 i = thread; i < BUCKETS; i += THREADS) buckets[i] = 0;
   __syncthreads();
   wait_for_previous();
-  let_next_begin();
   const u64 begun = nanoseconds();
 
   // ---- look up

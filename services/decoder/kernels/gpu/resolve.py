@@ -22,6 +22,7 @@ _STRETCH = 8_192
 """Slots of the order that a thread block goes through without holding up the launch."""
 _FEW = 512
 """Selections up to this size get thread blocks of 256 threads instead of 1,024."""
+_WIDEST_CLUSTER = 8
 _DEPTH = 4
 _CHUNKS_IN_FLIGHT = 32_768
 """16-byte loads of a launch in flight: more thrash the address translation (docs/log.md)."""
@@ -77,7 +78,7 @@ class ResolveShape:
         """
         device = torch.cuda.get_device_properties()
         blocks = device.multi_processor_count  # thread blocks that surely run at once
-        cluster, widest = 1, 8 if device.major >= 9 else 1
+        cluster, widest = 1, _WIDEST_CLUSTER if device.major >= 9 else 1
         while cluster < widest:
             wider = 2 * cluster
             if lanes * wider > blocks // (4 if top_k > _FEW else 2):
