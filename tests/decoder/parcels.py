@@ -46,12 +46,12 @@ class Parcels:
     def grow(self, row: int, count: int) -> None:
         before = self.slots(row)
         self._give(row, count)
-        grow(self.tables, Changes.of([row], [before], [self.slots(row)], self.tables.order.device))
+        grow(self.tables, Changes.of([(row, before, self.slots(row))], self.tables.order.device))
 
     def shrink(self, row: int, count: int) -> Moves:
         before, held = self.slots(row), self.held[row]
         after = before - count * self.tables.parcel_slots
-        moves = shrink(self.tables, Changes.of([row], [before], [after], self.tables.order.device))
+        moves = shrink(self.tables, Changes.of([(row, before, after)], self.tables.order.device))
         self.free += held[len(held) - count :]
         del held[len(held) - count :]
         return moves

@@ -87,10 +87,12 @@ def test_resizes_equal_the_cpus_and_wait_for_nothing(no_waiting: None) -> None:
                 if not slots:
                     continue
                 places = tables.places(torch.tensor([lane]), slots)[0]
-                tables.order[places] = tables.order[places][torch.randperm(slots, generator=generator)]
                 count = min(slots, MAX_BLOCKS, 1 + step % 30)
                 blocks = torch.randperm(MAX_BLOCKS, generator=generator)[:count]
                 slot = torch.randperm(slots, generator=generator)[:count]
+                order = torch.randperm(slots, generator=generator)
+                order = torch.cat([order[order != slot[0]], slot[:1]])  # the open block's is the last
+                tables.order[places] = order.int()
                 tables.block_to_slot[lane] = -1
                 tables.slot_to_block[places] = -1
                 tables.block_to_slot[lane, blocks] = slot.int()

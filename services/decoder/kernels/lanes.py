@@ -40,13 +40,11 @@ class Changes:
     most_lost: int  # of a lane, where they shrink
 
     @classmethod
-    def of(
-        cls, rows: Sequence[int], before: Sequence[int], after: Sequence[int], device: torch.device
-    ) -> Changes:
-        """From the host's numbers."""
-        told = upload([rows, before, after], device)
-        lost = max(old - new for old, new in zip(before, after, strict=True))
-        return cls(told[0], told[1], told[2], max(*before, *after), lost)
+    def of(cls, changes: Sequence[tuple[int, int, int]], device: torch.device) -> Changes:
+        """From the host's numbers: (row, slots before, slots after)."""
+        rows, before, after = upload([list(column) for column in zip(*changes, strict=True)], device)
+        widest = max(max(old, new) for _, old, new in changes)
+        return cls(rows, before, after, widest, max(old - new for _, old, new in changes))
 
     def lanes(self, groups: int) -> tuple[Tensor, Tensor, Tensor]:
         """The lanes [lanes] int64, and what they own before and after, [lanes, 1] each."""

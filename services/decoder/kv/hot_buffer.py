@@ -116,7 +116,7 @@ class HotBuffer:
                 if lanes * (count + 1) * widest > _ENTRIES_AT_ONCE:
                     break
                 count += 1
-            yield Changes.of(*map(list, zip(*rest[:count], strict=True)), self.pools[0].device)
+            yield Changes.of(rest[:count], self.pools[0].device)
             rest = rest[count:]
 
     def seat(self, row: int, opened: int) -> None:
