@@ -36,6 +36,17 @@ class HostPages(Protocol):
     def free(self) -> int:
         """Pages that an exchange can get, as far as known; other clients may be quicker."""
 
+    @property
+    def lent(self) -> int:
+        """References that matches and exchanges have handed out, less those given back."""
+
+    def look(self) -> None:
+        """Learn how many pages are free, where nothing else is to be asked.
+
+        Raises:
+            Unavailable: the store is out of reach.
+        """
+
     def match(self, page_hashes: Sequence[bytes]) -> list[HostPage]:
         """Take a reference to each page of the longest sealed prefix of a chain of hashes.
 
@@ -77,6 +88,14 @@ class LocalPages:
     def free(self) -> int:
         """Pages not held."""
         return len(self._free) + len(self._idle)
+
+    @property
+    def lent(self) -> int:
+        """References."""
+        return self._references.total()
+
+    def look(self) -> None:
+        """Nobody else takes or gives pages."""
 
     def match(self, page_hashes: Sequence[bytes]) -> list[HostPage]:
         """As the Protocol says."""

@@ -143,7 +143,7 @@ class Loop:
         if not self._queue_seconds:
             return []
         oldest = self._clock() - self._queue_seconds
-        late = [s for s in self._scheduler.waiting if not s.known and s.submitted < oldest]
+        late = [s for s in self._scheduler.waiting if not (s.known or s.has_run) and s.submitted < oldest]
         for sequence in late:
             reason = f"no room came free in {self._queue_seconds:g} s; send the request again later"
             self._scheduler.fail(sequence, reason)

@@ -81,6 +81,10 @@ class Runner:
             self.bounds.load(plan.loads)
         for sequence in plan.seats:
             self.residence.seat(_row(sequence), sequence.computed)
+            if self.bounds is not None:
+                last = (sequence.computed - 1) // self.shape.page_tokens
+                host, device = sequence.host_pages[last].page, sequence.device_pages[last]
+                self.bounds.reopen(host, device, sequence.computed)
             self.draw.seat(sequence)
         if not plan.tokens:
             return RunningStep(plan, [], None)

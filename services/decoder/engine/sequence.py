@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from services.decoder.engine.host_pages import HostPage
+from services.decoder.engine.room import Chances
 
 
 class Finish(Enum):
@@ -88,6 +89,10 @@ class Sequence:
     row: int | None = None
     host_pages: list[HostPage] = field(default_factory=list)
     device_pages: list[int] = field(default_factory=list)
+    has_run: bool = False  # whether it has had a row
+    sheltered_until: int = 0  # computed tokens before which a resumed one is not made to wait again
+    refused: Chances | None = None  # what there was when it got no row
+    passed: int = 0  # choices behind it in the queue that got a row before it
     reported: int = 0  # generated tokens that the client has seen
     prompt_logprobs: list[SampledToken] = field(default_factory=list)
     finish: Finish | None = None
@@ -102,6 +107,16 @@ class Sequence:
     def is_prefilling(self) -> bool:
         """Whether a part of the prompt is still to be computed."""
         return self.computed < len(self.prompt)
+
+    @property
+    def is_parked(self) -> bool:
+        """Whether it waits for a row with all that it has computed in host pages."""
+        return self.row is None and bool(self.host_pages)
+
+    @property
+    def is_sheltered(self) -> bool:
+        """Whether it was resumed so lately that others should rather be made to wait."""
+        return self.computed < self.sheltered_until
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -121,7 +136,7 @@ class Sequence:
         """What a sequence starts with room for: all it must compute before its first new token, and that one
         if there is to be any. Never more than `Limits.check_possible` counted.
         """
-        return len(self.prompt) + min(len(self.known) + 1, self.max_tokens)
+        return len(self.prompt) + min(max(len(self.known), len(self.generated)) + 1, self.max_tokens)
 
     def book(self, token: SampledToken | None) -> list[SampledToken]:
         """Take a drawn token, None if the logits were no numbers; what of it is new to the client."""
