@@ -49,6 +49,7 @@ class FakeRunner:
         self.runs_ahead = runs_ahead
         self.drawn: dict[Sequence, int] = {}  # by the step launched last, whether or not it has been booked
         self.launched_ahead = 0
+        self.fed = 0  # tokens computed
         self.tables: dict[int, list[tuple[int, int]]] = {}  # row -> (host page, device page)
         self.host: dict[int, dict[int, int]] = {}  # host page -> place in it -> token
         self.device: dict[int, dict[int, int]] = {}
@@ -115,6 +116,7 @@ class FakeRunner:
     def _feed(self, sequence: Sequence, start: int, tokens: list[int]) -> None:
         size = self.limits.page_tokens
         table = self.tables[self._row(sequence)]
+        self.fed += len(tokens)
         for at, token in enumerate(tokens, start):
             assert at // size < len(table), "a token has no page"
             host, device = table[at // size]

@@ -30,7 +30,7 @@ class Admission:
         for place, sequence in enumerate(self._roster.waiting[: MOST_PASSED + 1]):
             victims = [] if place else self._victims(sequence)
             has_row = self._roster.free_rows > 0 or bool(victims)
-            if has_row and self._chances(room, victims).exceed(sequence.refused):
+            if has_row and self._may_fit(sequence, self._chances(room, victims)):
                 return True
             if sequence.passed >= MOST_PASSED:
                 break
@@ -74,7 +74,7 @@ class Admission:
         if self._desk.shares and any(one.is_prefilling for one in siblings):
             return False  # the choices of a request share its prompt; the first computes it
         chances = self._chances(room, victims)
-        if not chances.exceed(sequence.refused):
+        if not self._may_fit(sequence, chances):
             return False
         matched = [] if sequence.is_parked else self._match(sequence, room)
         chunk = self._limits.next_chunk(sequence, budget)
@@ -124,6 +124,10 @@ class Admission:
             else:
                 return False  # pages that were counted twice are shared
         return True
+
+    def _may_fit(self, sequence: Sequence, chances: Chances) -> bool:
+        """Whether trying is worth a match; always where nobody runs, for what is known may be out of date."""
+        return not self._roster.running or chances.exceed(sequence.refused)
 
     def _chances(self, room: Room, victims: list[Sequence]) -> Chances:
         return Chances(

@@ -40,15 +40,10 @@ class HostPages(Protocol):
     def lent(self) -> int:
         """References that matches and exchanges have handed out, less those given back."""
 
-    def look(self) -> None:
-        """Learn how many pages are free, where nothing else is to be asked.
-
-        Raises:
-            Unavailable: the store is out of reach.
-        """
-
     def match(self, page_hashes: Sequence[bytes]) -> list[HostPage]:
         """Take a reference to each page of the longest sealed prefix of a chain of hashes.
+
+        Afterwards `free` is up to date, whether or not there were any hashes.
 
         Raises:
             Unavailable: the store is out of reach; nothing was taken.
@@ -93,9 +88,6 @@ class LocalPages:
     def lent(self) -> int:
         """References."""
         return self._references.total()
-
-    def look(self) -> None:
-        """Nobody else takes or gives pages."""
 
     def match(self, page_hashes: Sequence[bytes]) -> list[HostPage]:
         """As the Protocol says."""

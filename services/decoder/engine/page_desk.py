@@ -115,7 +115,7 @@ class PageDesk:
         Raises:
             Unavailable: as HostPages says.
         """
-        self._host.look()
+        self._host.match([])
 
     def check_integrity(self, held: Iterable[HostPage]) -> None:
         """Raise AssertionError unless sequences hold, all together, the pages that the store gave."""

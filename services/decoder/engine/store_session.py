@@ -152,16 +152,6 @@ class StoreSession:
         """As HostPages says."""
         return self._held.count - len(self._stash)
 
-    def look(self) -> None:
-        """As HostPages says.
-
-        Raises:
-            Unavailable: the store is out of reach, or was restarted a moment ago.
-        """
-        with self._lock:
-            self._settle()
-            self._update([], [], 0)
-
     def match(self, page_hashes: Sequence[bytes]) -> list[HostPage]:
         """As HostPages says.
 
@@ -178,8 +168,7 @@ class StoreSession:
                 self._take_up_again()
                 raise Unavailable("kvstore was restarted; the session has been taken up again") from None
             pages = list(map(from_wire, reply.pages))
-            # Cached ones, unless another client holds them; the next exchange knows better.
-            self._free = max(0, self._free - len(pages) + len(self._held.held_of(set(pages))))
+            self._free = reply.free_pages + reply.cached_pages
             self._held.take(pages)
             self._held.note_sealed(pages)
             return pages
@@ -199,7 +188,16 @@ class StoreSession:
             sealing = self._held.possible(seals)
             lacking = max(0, want - len(self._stash))
             if give or sealing or lacking:
-                self._update(give, sealing, lacking)
+                self._sequence += 1
+                self._unanswered = pb.UpdateRequest(
+                    session_id=self._reply.session_id,
+                    epoch=self._reply.epoch,
+                    sequence=self._sequence,
+                    releases=map(to_wire, give),
+                    seals=map(seal_to_wire, sealing),
+                    allocate_pages=lacking,
+                )
+                self._settle()
             if want > len(self._stash):
                 return None
             pages, self._stash = self._stash[:want], self._stash[want:]
@@ -220,18 +218,6 @@ class StoreSession:
             if self._seat is not None:
                 self._seat.release()
         self._channel.close()
-
-    def _update(self, give: list[HostPage], seals: list[SealOrder], want: int) -> None:
-        self._sequence += 1
-        self._unanswered = pb.UpdateRequest(
-            session_id=self._reply.session_id,
-            epoch=self._reply.epoch,
-            sequence=self._sequence,
-            releases=map(to_wire, give),
-            seals=map(seal_to_wire, seals),
-            allocate_pages=want,
-        )
-        self._settle()
 
     def _settle(self) -> None:
         """Get the answer to the last update, sending it again if it never came."""

@@ -26,7 +26,15 @@ class BoundsIndex:
         self._first = shape.layers - layers
         self._block = (-1, shape.blocks_per_page, shape.kv_heads, 2 * shape.head_dim)
         self._shape = shape
-        records = (-1, shape.groups, shape.blocks_per_page, shape.block_tokens, 2, shape.heads, shape.head_dim)
+        records = (
+            -1,
+            shape.groups,
+            shape.blocks_per_page,
+            shape.block_tokens,
+            2,
+            shape.heads,
+            shape.head_dim,
+        )
         self._records = [arena.kv_blocks(layer).view(records) for layer in range(self._first, shape.layers)]
         self._arena = [arena.bounds(layer) for layer in range(self._first, shape.layers)]
         self.pool = torch.zeros(layers, device_pages, shape.bounds_elements, dtype=shape.dtype, device=device)
