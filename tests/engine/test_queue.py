@@ -113,23 +113,42 @@ def test_short_of_device_pages_a_row_is_parked() -> None:
 
 def test_short_of_host_pages_the_parked_lose_theirs_first() -> None:
     rig = Rig.make(max_rows=2, host=9, device=20, max_model_len=72)
-    runs, stays, parked = (
-        sequence(10, 50, name="runs"),
-        sequence(10, 6, name="stays", priority=1),
-        sequence(20, 20, name="parked", priority=2),
-    )
-    rig.submit(runs, parked)
+    first, parked = sequence(10, 50, name="first"), sequence(20, 20, name="parked", priority=2)
+    second = sequence(10, 40, name="second", priority=1)
+    rig.submit(first, parked)
     rig.step_until(lambda: parked.generated)
-    rig.submit(stays)
+    rig.submit(second)
     rig.step()
     assert parked.is_parked
-    rig.submit(sequence(17, 12, name="later", priority=2))  # behind the parked one: it may not take from it
     rig.step_until(lambda: rig.scheduler.releases)
     assert not parked.host_pages
-    assert runs.row is not None
+    assert rig.scheduler.running == [first, second]
+    assert rig.scheduler.parkings == 1
     rig.finish()
-    for one in (runs, stays, parked):
+    for one in (first, second, parked):
         check_answer(rig, one)
+
+
+def test_nobody_sits_on_pages_while_another_engine_has_all_the_others() -> None:
+    """A parked one that cannot go on gives its pages up: the other engine may be waiting for just these."""
+    pages = LocalPages(8)
+    hog, rig = OneOfTwo(pages), Rig.make(store=OneOfTwo(pages), max_rows=1, device=20)
+    low, high = sequence(9, 20, name="low", priority=1), sequence(5, 3, name="high")
+    rig.submit(low)
+    rig.step_until(lambda: len(low.generated) == 8)
+    rig.submit(high)
+    taken = hog.exchange([], pages.free)  # quicker than the one that was just let in
+    rig.step()
+    assert (low.is_parked, high.device_pages) == (True, [])
+    assert len(low.host_pages) == 2, "the next token needs another one"
+    rig.abort("high")
+    rig.step()
+    rig.step()
+    assert pages.free == 2
+    assert taken is not None
+    hog.exchange(taken, 0)
+    rig.finish()
+    check_answer(rig, low)
 
 
 def test_all_rows_want_a_page_at_once_and_none_is_free() -> None:

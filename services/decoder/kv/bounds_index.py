@@ -1,8 +1,8 @@
 """The device pool of Quest's block bounds, and its copy in the arena's index plane.
 
 Knows pages on both sides. Decode writes a block's bounds through when the block is full (append); those of
-the pages that prefill touched are saved here. Whoever takes a full page over finds them beside its records. Of
-a row that goes on after it was parked, those of the open block are made again from its records.
+the pages that prefill touched are saved here. Whoever takes a full page over finds them beside its records;
+those of the open block of a row that was parked are made again from its records.
 """
 
 from __future__ import annotations
@@ -26,15 +26,8 @@ class BoundsIndex:
         self._first = shape.layers - layers
         self._block = (-1, shape.blocks_per_page, shape.kv_heads, 2 * shape.head_dim)
         self._shape = shape
-        records = (
-            -1,
-            shape.groups,
-            shape.blocks_per_page,
-            shape.block_tokens,
-            2,
-            shape.heads,
-            shape.head_dim,
-        )
+        block = (shape.block_tokens, 2, shape.heads, shape.head_dim)
+        records = (-1, shape.groups, shape.blocks_per_page, *block)
         self._records = [arena.kv_blocks(layer).view(records) for layer in range(self._first, shape.layers)]
         self._arena = [arena.bounds(layer) for layer in range(self._first, shape.layers)]
         self.pool = torch.zeros(layers, device_pages, shape.bounds_elements, dtype=shape.dtype, device=device)
@@ -53,7 +46,7 @@ class BoundsIndex:
             pool.index_copy_(0, device, arena.index_select(0, host))
 
     def reopen(self, host_page: int, device_page: int, tokens: int) -> None:
-        """Set the bounds of the block that holds the last of a row's `tokens` tokens, in the row's last page."""
+        """Set the bounds of the block with the last of a row's `tokens` tokens, which is in these pages."""
         page, block = divmod((tokens - 1) // self._shape.block_tokens, self._shape.blocks_per_page)
         filled = tokens - (page * self._shape.blocks_per_page + block) * self._shape.block_tokens
         for pool, records in zip(self.pool, self._records, strict=True):
