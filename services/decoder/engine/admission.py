@@ -11,10 +11,27 @@ from services.decoder.engine.page_desk import PageDesk
 from services.decoder.engine.room import Chances, Pages, Room
 from services.decoder.engine.roster import Roster
 from services.decoder.engine.sequence import Sequence
-from services.decoder.engine.step_plan import StepPlan
+from services.decoder.engine.step_plan import Chunk, StepPlan
 
 MOST_PASSED = 8
 """Choices that may get a row before one that waited ahead of them, and how far a step looks down it."""
+
+
+def chunk_beside(plan: StepPlan, sequence: Sequence, limits: Limits) -> Chunk | None:
+    """What a step can compute of a prompt beside what is planned."""
+    return limits.next_chunk(sequence, limits.max_step_tokens - plan.tokens)
+
+
+def join(plan: StepPlan, sequence: Sequence, limits: Limits) -> bool:
+    """Plan what a row computes next; False if the step has no tokens left for it."""
+    if not sequence.is_prefilling:
+        # Without device pages it was admitted, and is not seated yet.
+        (plan.decodes if sequence.device_pages else plan.seats).append(sequence)
+        return True
+    chunk = chunk_beside(plan, sequence, limits)
+    if chunk is not None:
+        plan.chunks.append(chunk)
+    return chunk is not None
 
 
 class Admission:
@@ -36,22 +53,28 @@ class Admission:
                 break
         return False
 
-    def admit_urgent(self, plan: StepPlan, room: Room) -> None:
-        """Let those in who may take a row from running ones, while none of these is in the plan."""
-        running = len(self._roster.running)  # each wants a token of the step
-        while self._roster.waiting and (victims := self._victims(self._roster.waiting[0])):
-            budget = self._limits.max_step_tokens - running - plan.tokens
-            if not self._admit(self._roster.waiting[0], plan, room, budget, victims):
+    def admit_urgent(self, room: Room) -> None:
+        """Give rows to those who may take them from running ones; the step's planning finds them running.
+
+        Their pages stay in `room`, beside one for every other row.
+        """
+        waiting, kept = self._roster.waiting, Pages(0, 0)
+        while waiting and (victims := self._victims(waiting[0])):
+            sequence = waiting[0]
+            if not self._admit(sequence, room, victims):
                 break
+            need = self._roster.lacking(sequence, sequence.admission_tokens)
+            kept = Pages(kept.host + need.host, kept.device + need.device)
+        room.gain(kept)
 
     def admit(self, plan: StepPlan, room: Room) -> None:
         """Let those in whom there is room for, as they come; who was passed too often holds the queue up."""
         passed: list[Sequence] = []
         for sequence in list(self._roster.waiting):
-            budget = self._limits.max_step_tokens - plan.tokens
             if not self._roster.free_rows or len(passed) == MOST_PASSED:
                 break
-            if self._admit(sequence, plan, room, budget, []):
+            if self._has_tokens(sequence, plan) and self._admit(sequence, room, []):
+                join(plan, sequence, self._limits)
                 for one in passed:
                     one.passed += 1
             elif sequence.passed >= MOST_PASSED:
@@ -59,17 +82,17 @@ class Admission:
             else:
                 passed.append(sequence)
 
+    def _has_tokens(self, sequence: Sequence, plan: StepPlan) -> bool:
+        """Whether the step can compute anything of it; one in mid-answer needs none of the step's tokens."""
+        return not sequence.is_prefilling or chunk_beside(plan, sequence, self._limits) is not None
+
     def _victims(self, sequence: Sequence) -> list[Sequence]:
         """Running ones whose row one that waits may take, most urgent first."""
         running = self._roster.running
         return [one for one in running if one.priority > sequence.priority and not one.is_sheltered]
 
-    def _admit(
-        self, sequence: Sequence, plan: StepPlan, room: Room, budget: int, victims: list[Sequence]
-    ) -> bool:
-        """Give one that waits a row, if there is room for it, or can be made at the victims' expense."""
-        if budget < self._limits.block_tokens and sequence.is_prefilling:
-            return False
+    def _admit(self, sequence: Sequence, room: Room, victims: list[Sequence]) -> bool:
+        """Give one that waits a row, if there is room or some can be made at the victims' expense."""
         siblings = [one for one in self._roster.running if one.request_id == sequence.request_id]
         if self._desk.shares and any(one.is_prefilling for one in siblings):
             return False  # the choices of a request share its prompt; the first computes it
@@ -77,14 +100,10 @@ class Admission:
         if not self._may_fit(sequence, chances):
             return False
         matched = [] if sequence.is_parked else self._match(sequence, room)
-        chunk = self._limits.next_chunk(sequence, budget)
         need, spare = self._roster.lacking(sequence, sequence.admission_tokens), len(self._roster.running)
-        possible = chunk is not None or not sequence.is_prefilling
         # Each running row may want a page soon.
-        fits = possible and self._clear(sequence, need.and_each(spare), room, victims)
-        if not fits:
-            if possible:
-                sequence.refused = chances
+        if not self._clear(sequence, need.and_each(spare), room, victims):
+            sequence.refused = chances
             if matched:
                 room.host += self._desk.give(matched)
                 sequence.host_pages = []
@@ -92,10 +111,6 @@ class Admission:
             return False
         room.spend(need)
         self._roster.seat(sequence)
-        if chunk is None:
-            plan.seats.append(sequence)
-        else:
-            plan.chunks.append(chunk)
         return True
 
     def _match(self, sequence: Sequence, room: Room) -> list[HostPage]:

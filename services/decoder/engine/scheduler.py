@@ -15,7 +15,7 @@ fits (checked at submission). So somebody always ends, and then whoever waits fi
 from __future__ import annotations
 
 from services.contract.errors import InvalidRequest, NoRoom, Unavailable
-from services.decoder.engine.admission import Admission
+from services.decoder.engine.admission import Admission, join
 from services.decoder.engine.host_pages import HostPage, HostPages
 from services.decoder.engine.limits import Limits
 from services.decoder.engine.page_desk import PageDesk
@@ -193,10 +193,9 @@ class Scheduler:
         """Urgent newcomers first, then decodes, then chunks of running prompts, then the queue."""
         plan = StepPlan()
         room = Room(self._desk.free, self._device.free)
-        seated = list(self.running)
-        self._admission.admit_urgent(plan, room)
-        self._continue([sequence for sequence in seated if not sequence.is_prefilling], plan, room)
-        self._continue([sequence for sequence in seated if sequence.is_prefilling], plan, room)
+        self._admission.admit_urgent(room)
+        self._continue([sequence for sequence in self.running if not sequence.is_prefilling], plan, room)
+        self._continue([sequence for sequence in self.running if sequence.is_prefilling], plan, room)
         self._admission.admit(plan, room)
         if self.waiting and not self.running and self.waiting[0].is_parked:
             # Even alone it lacks pages, so another engine has them, which may be waiting for these.
@@ -208,20 +207,12 @@ class Scheduler:
         for sequence in sequences:
             if sequence.row is None:
                 continue  # made to wait a moment ago
-            # Without device pages it was admitted, and the exchange failed: it is not seated yet.
-            seated, prefilling = bool(sequence.device_pages), sequence.is_prefilling
-            end = sequence.computed + 1 if seated and not prefilling else sequence.admission_tokens
-            need = self._roster.lacking(sequence, end)
-            if not self._find_room(sequence, need, room, plan):
-                continue
-            chunk = self.limits.next_chunk(sequence, self.limits.max_step_tokens - plan.tokens)
-            if chunk is not None:
-                plan.chunks.append(chunk)
-            elif not prefilling:
-                (plan.decodes if seated else plan.seats).append(sequence)
-            else:
-                continue  # the step has as many tokens as it may
-            room.spend(need)
+            plain = sequence.device_pages and not sequence.is_prefilling
+            need = self._roster.lacking(
+                sequence, sequence.computed + 1 if plain else sequence.admission_tokens
+            )
+            if self._find_room(sequence, need, room, plan) and join(plan, sequence, self.limits):
+                room.spend(need)
 
     def _find_room(self, sequence: Sequence, need: Pages, room: Room, plan: StepPlan) -> bool:
         """Make room for a running one, at the expense of others or else of itself."""
