@@ -198,9 +198,9 @@ def taken(directory: Path) -> Iterator[Path]:
         shutil.rmtree(directory / "hotset", ignore_errors=True)
 
 
-def write_model(path: Path) -> Path:
+def write_model(path: Path, device: str) -> Path:
     """A checkpoint of real shapes and four layers: the start without the reading of many weights."""
-    write_checkpoint(synthetic_config("qwen3-0.6b", layers=4), path, path, torch.device("cpu"))
+    write_checkpoint(synthetic_config("qwen3-0.6b", layers=4), path, path, torch.device(device))
     return path
 
 
@@ -225,7 +225,7 @@ def main() -> None:
     rows: list[Mapping[str, Any]] = []
     gpu = report.gpu() if wanted.device != "cpu" else {}
     with tempfile.TemporaryDirectory() as checkpoint:
-        model = write_model(Path(checkpoint))
+        model = write_model(Path(checkpoint), wanted.device)
         for cases in groups:
             largest = max(case.arena_bytes for case in cases)
             with (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -99,3 +100,19 @@ def test_graphs_are_few_and_padding_is_small() -> None:
             size = next(size for size in sizes if size >= rows)
             assert size <= max(2 * rows - 1, rows + 7) or size <= rows * 1.25
     assert len(batch_sizes(512)) < 40
+
+
+def test_the_device_clock_adds_up(model: CausalLM) -> None:
+    """Busy and idle time make up the time that passed, and a step that decodes is mostly its graph."""
+    engine = running(model, "tiered", Sampling())
+    clock = engine.runner.clock
+    assert clock is not None
+    before, began = clock.times, time.perf_counter_ns()
+    for _ in range(100):
+        engine.step()
+    passed, after = time.perf_counter_ns() - began, clock.times
+    assert after.steps - before.steps == 100
+    busy, idle = after.busy_ns - before.busy_ns, after.idle_ns - before.idle_ns
+    assert 0.8 * passed < busy + idle < 1.2 * passed
+    assert 0.3 * busy < after.decode_ns - before.decode_ns < busy
+    print(f"busy={busy / 1e6:.2f} ms idle={idle / 1e6:.2f} ms passed={passed / 1e6:.2f} ms")

@@ -22,6 +22,7 @@ from services.decoder.engine.limits import Limits
 from services.decoder.engine.memory_plan import MemoryPlan
 from services.decoder.engine.page_hash import PageHasher
 from services.decoder.engine.runner import Runner
+from services.decoder.engine.step_clock import StepClock
 from services.decoder.kernels.dense import DenseOps
 from services.decoder.kernels.step_kernels import StepKernels
 from services.decoder.kernels.twins import Twins
@@ -81,7 +82,7 @@ def assemble(
         for greedy in (True, False):
             sampler.draw(logits, greedy=greedy)
     draw = DeviceDraw(sampler, settings.max_rows)
-    return Runner(model, shape, tables, residence, bounds, heart, draw, graphs)
+    return Runner(model, shape, tables, residence, bounds, heart, draw, graphs, StepClock())
 
 
 def check_device(device: torch.device) -> None:

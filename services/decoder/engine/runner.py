@@ -5,7 +5,7 @@ Knows tensors; who runs when was the scheduler's decision.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from services.decoder.engine.decode_graphs import DecodeGraphs
 from services.decoder.engine.draw import Draw, Drawn
 from services.decoder.engine.sampler import score_prompt
 from services.decoder.engine.sequence import SampledToken, Sequence
+from services.decoder.engine.step_clock import Mark, StepClock
 from services.decoder.engine.step_plan import StepPlan
 from services.decoder.kv.batch import PrefillChunk, decode_batch
 from services.decoder.kv.bounds_index import BoundsIndex
@@ -32,6 +33,8 @@ class RunningStep:
     plan: StepPlan
     rows: list[int]  # that get a token
     drawn: Drawn | None
+    clock: StepClock | None = None
+    mark: Mark | None = None  # of the clock
 
     def collect(self) -> dict[int, SampledToken]:
         """Wait for the next token by row, of rows whose computed tokens reach their last one.
@@ -41,6 +44,8 @@ class RunningStep:
         if self.drawn is None:
             return {}
         tokens = self.drawn.collect()
+        if self.clock is not None and self.mark is not None:
+            self.clock.collected(self.mark)
         return {row: token for row, token in zip(self.rows, tokens, strict=True) if token is not None}
 
 
@@ -56,6 +61,7 @@ class Runner:
     heart: Heart
     draw: Draw
     graphs: DecodeGraphs | None  # on a GPU, where decode rows run by themselves
+    clock: StepClock | None = None  # on a GPU
 
     @property
     def runs_ahead(self) -> bool:
@@ -72,6 +78,7 @@ class Runner:
 
         A plan that is `ahead` continues the step launched last, with the tokens that it draws.
         """
+        mark = self._begin(plan)
         for row in plan.left_rows:
             self.residence.leave(row)
         for row, first, host_pages, device_pages in plan.new_pages:
@@ -89,16 +96,26 @@ class Runner:
         if not plan.tokens:
             return RunningStep(plan, [], None)
         logits, hidden = self._decode(plan), None
+        if self.clock is not None and mark is not None:
+            self.clock.decoded(mark)
         if plan.chunks or logits is None:
             hidden = self._forward(plan, with_decodes=logits is None)
             self._score_prompts(plan, hidden)
-        running = self._sample(plan, logits, hidden)
+        running = replace(self._sample(plan, logits, hidden), clock=self.clock, mark=mark)
         for sequence, _, end in plan.chunks:
             if end == len(sequence.prompt):
                 self.residence.seat(_row(sequence), end)
         if self.bounds is not None:
             self.bounds.save(self._prefilled_pages(plan))
+        if self.clock is not None and mark is not None:
+            self.clock.end(mark)
         return running
+
+    def _begin(self, plan: StepPlan) -> Mark | None:
+        if self.clock is None or not plan.tokens:
+            return None
+        only = not (plan.chunks or plan.seats)
+        return self.clock.begin(decodes=bool(plan.decodes), only=only)
 
     def _decode(self, plan: StepPlan) -> Tensor | None:
         """Decode rows by graph, `[rows and padding, vocab]`; None where they run packed with the chunks."""

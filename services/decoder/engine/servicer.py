@@ -16,6 +16,7 @@ from hotset.v1 import engine_pb2_grpc as pb_grpc
 
 from services.contract.byte_size import format_bytes
 from services.contract.errors import SetupError, Unavailable
+from services.decoder.engine.device_times import DeviceTimes
 from services.decoder.engine.request_check import check_request
 from services.decoder.engine.sequence import Finish, SampledToken, Sampling, Sequence
 from services.decoder.engine.store_session import StoreSession
@@ -139,6 +140,8 @@ class EngineServicer(pb_grpc.EngineServicer):
         """Gauges and counters."""
         served = self._ready()
         stats, hot = served.loop.stats(), served.runner.residence.hot_slots()
+        clock = served.runner.clock
+        times = DeviceTimes() if clock is None else clock.times
         return pb.EngineStats(
             requests_running=stats.running,
             requests_waiting=stats.waiting,
@@ -146,6 +149,10 @@ class EngineServicer(pb_grpc.EngineServicer):
             generation_tokens=stats.generation_tokens,
             cached_prompt_tokens=stats.cached_prompt_tokens,
             integrity_violations=stats.integrity_violations,
+            decode_steps=times.steps,
+            decode_ns=times.decode_ns,
+            device_busy_ns=times.busy_ns,
+            device_idle_ns=times.idle_ns,
             steps=stats.steps,
             step_ns=stats.step_ns,
             layers=[

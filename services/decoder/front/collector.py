@@ -47,6 +47,15 @@ _COUNTERS = (
     ),
     ("hotset_steps", "Forward passes.", "steps", 1.0),
     ("hotset_step_seconds", "Time in forward passes.", "step_ns", _NANOSECOND),
+    ("hotset_decode_steps", "Steps that only decoded, as a GPU timed them; 0 on a CPU.", "decode_steps", 1.0),
+    ("hotset_decode_seconds", "GPU time from those steps' inputs to their logits.", "decode_ns", _NANOSECOND),
+    ("hotset_device_busy_seconds", "GPU time in steps.", "device_busy_ns", _NANOSECOND),
+    (
+        "hotset_device_idle_seconds",
+        "GPU time between a step and the next that continues its rows.",
+        "device_idle_ns",
+        _NANOSECOND,
+    ),
 )
 """Name, help, field of EngineStats, unit's factor."""
 

@@ -21,9 +21,8 @@
 // address translation rewards (docs/log.md).
 //
 // Compile-time: BLOCK_BYTES (multiple of 16), CLUSTER, THREADS (multiple of 32, at least 128), ID_TILES =
-// ceil(top_k / THREADS), HASH_SLOTS (power of two, >= 2 top_k), COPY_THREADS (of a thread block; too many loads
-// in flight thrash the address translation), COPY_DEPTH, SPLIT (every thread block copies its part of each record,
-// not whole records), SWEEP, SKIP_IO (benchmark probe: no bytes move).
+// ceil(top_k / THREADS), HASH_SLOTS (power of two, >= 2 top_k), COPY_DEPTH, SPLIT (every thread block copies its
+// part of each record, not whole records), SWEEP, SKIP_IO (benchmark probe: no bytes move).
 
 #include "fetch.cuh"
 
@@ -48,12 +47,13 @@ struct ResolveParams {
   i32* plan_target;         // out [rows * groups, top_k] pool slot of each fetch
   i32* plan_count;          // out [rows * groups] fetches
   i32 top_k, groups, max_blocks, max_capacity, max_pages, blocks_per_page;
+  i32 copy_threads;  // of a thread block; too many loads in flight thrash the address translation
 };
 
 constexpr i32 WARPS = THREADS / 32;
 constexpr i32 CHUNKS = BLOCK_BYTES / 16;  // 16-byte pieces of a block
 constexpr i32 PART_CHUNKS = SPLIT ? CHUNKS / CLUSTER : CHUNKS;  // of a block, that one thread block copies
-constexpr i32 BEGUN = (COPY_THREADS * COPY_DEPTH + PART_CHUNKS - 1) / PART_CHUNKS;  // records the first loads begin
+constexpr i32 EACH = 4;  // neighbours of the order that a thread takes at once
 constexpr i32 BUCKETS = 256;
 constexpr i32 NOWHERE = 0x7fffffff;
 constexpr i32 EMPTY = -1;
@@ -136,16 +136,27 @@ __device__ __forceinline__ u32 before_and_all(const u32* of_warps, i32 warp, i32
   return __reduce_add_sync(ALL, lane_id < warp ? own : 0);
 }
 
-// Position of `block` in the hash table, entering it if it is new.
-__device__ __forceinline__ i32 hash_enter(i32* keys, i32 block, bool* is_new) {
-  u32 at = (u32)block * 2654435761u >> 7;
-  for (;;) {
-    at &= HASH_SLOTS - 1;
-    const i32 before = atomicCAS(&keys[at], EMPTY, block);
-    *is_new = before == EMPTY;
-    if (before == EMPTY || before == block) return (i32)at;
-    ++at;
+// Where the search for `block` in the hash table begins; the highest bits are left to others.
+__device__ __forceinline__ u32 hash_of(i32 block) { return (u32)block * 2654435761u; }
+
+// Position of `block` in the hash table, entering it if it is new. `found` is what a first atomicCAS at `at` gave.
+__device__ __forceinline__ i32 hash_enter(i32* keys, i32 block, u32 at, i32 found, bool* is_new) {
+  while (found != EMPTY && found != block) {
+    at = (at + 1) & (HASH_SLOTS - 1);
+    found = atomicCAS(&keys[at], EMPTY, block);
   }
+  *is_new = found == EMPTY;
+  return (i32)at;
+}
+
+// Inclusive prefix sum over a warp.
+__device__ __forceinline__ u32 scan_warp(u32 sum, i32 lane_id) {
+#pragma unroll
+  for (i32 step = 1; step < 32; step *= 2) {
+    const u32 left = __shfl_up_sync(ALL, sum, step);
+    if (lane_id >= step) sum += left;
+  }
+  return sum;
 }
 
 // Dynamic shared memory, in this order; resolve.py computes the same sum.
@@ -153,7 +164,7 @@ __device__ __forceinline__ i32 hash_enter(i32* keys, i32 block, bool* is_new) {
 //   miss_block[top_k + 1], given[top_k + 1], u32 chosen_bits[max_capacity / 32 rounded up]
 extern __shared__ __align__(16) i32 dynamic_shared[];
 
-extern "C" __global__ void __launch_bounds__(THREADS) resolve(const __grid_constant__ ResolveParams p) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS) resolve(const __grid_constant__ ResolveParams p) {
   __shared__ u64 totals_arrived, given_arrived;
   __shared__ u32 totals[CLUSTER];  // of each block's stretch: stale slots in the low half, hits in the high half
   __shared__ u32 miss_counts[WARPS], order_counts[WARPS];
@@ -162,6 +173,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) resolve(const __grid_const
 
   const i32 rank = cluster_rank();
   const i32 thread = threadIdx.x, warp = thread / 32, lane_id = thread % 32;
+  const u32 below = (1u << lane_id) - 1;  // the threads before this one
   const i32 batch_lane = blockIdx.x / CLUSTER;
   const i32 batch_row = batch_lane / p.groups;
   const i32 group = batch_lane % p.groups;
@@ -255,33 +267,55 @@ extern "C" __global__ void __launch_bounds__(THREADS) resolve(const __grid_const
   }
 
   load_words(mine, order + first, own, p.max_capacity % 4 == 0);
+  i32 found[ID_TILES];
+#pragma unroll
   for (i32 t = 0; t < ID_TILES; ++t) {
-    bool fetches = false;
-    u32 home = 0;
     place[t] = -1;
     if (held[t] >= 0) {
       atomicOr(&chosen_bits[held[t] >> 5], 1u << (held[t] & 31));
     } else if (ids[t] >= 0) {
-      place[t] = hash_enter(hash_key, ids[t], &fetches);
-      atomicMin(&hash_rank[place[t]], (warp * ID_TILES + t) * 32 + lane_id);
-      const i32 owner = (i32)((u32)ids[t] * 2654435761u >> 29) % CLUSTER;
-      fetches = fetches && ids[t] != opened && (SPLIT || owner == rank);
-      if (fetches) home = home_of(ids[t]);
+      place[t] = (i32)(hash_of(ids[t]) >> 7 & (HASH_SLOTS - 1));
+      found[t] = atomicCAS(&hash_key[place[t]], EMPTY, ids[t]);
     }
-    const u32 ballot = __ballot_sync(ALL, fetches);
-    if (ballot != 0) {
-      u32 at = lane_id == 0 ? atomicAdd(&listed, (u32)__popc(ballot)) : 0;
-      at = __shfl_sync(ALL, at, 0) + __popc(ballot & ((1u << lane_id) - 1));
-      if (fetches) list_place[at] = place[t], list_home[at] = home;
-      if (SWEEP) {
-        const u32 low = __reduce_min_sync(ALL, fetches ? home : ALL), high = __reduce_max_sync(ALL, home);
-        if (lane_id == 0) atomicMin(&lowest, low), atomicMax(&highest, high);
-      }
+  }
+  bool fetches[ID_TILES];  // this thread block fetches the record, and this thread lists it
+  u32 fetched = 0;
+#pragma unroll
+  for (i32 t = 0; t < ID_TILES; ++t) {
+    fetches[t] = false;
+    if (place[t] >= 0) {
+      place[t] = hash_enter(hash_key, ids[t], (u32)place[t], found[t], &fetches[t]);
+      atomicMin(&hash_rank[place[t]], (warp * ID_TILES + t) * 32 + lane_id);
+      const bool owned = SPLIT || (i32)(hash_of(ids[t]) >> 29) % CLUSTER == rank;
+      fetches[t] = fetches[t] && owned && ids[t] != opened;
+    }
+    fetched += __popc(__ballot_sync(ALL, fetches[t]));
+  }
+  if (fetched) {
+    u32 home[ID_TILES], low = ALL, high = 0;
+#pragma unroll
+    for (i32 t = 0; t < ID_TILES; ++t) {
+      home[t] = fetches[t] ? home_of(ids[t]) : 0;
+      if (fetches[t]) low = min(low, home[t]), high = max(high, home[t]);
+    }
+    u32 at = lane_id == 0 ? atomicAdd(&listed, fetched) : 0;
+    at = __shfl_sync(ALL, at, 0);
+#pragma unroll
+    for (i32 t = 0; t < ID_TILES; ++t) {
+      const u32 ballot = __ballot_sync(ALL, fetches[t]);
+      const u32 m = at + __popc(ballot & below);
+      if (fetches[t]) list_place[m] = place[t], list_home[m] = home[t];
+      at += __popc(ballot);
+    }
+    if (SWEEP) {
+      low = __reduce_min_sync(ALL, low), high = __reduce_max_sync(ALL, high);
+      if (lane_id == 0) atomicMin(&lowest, low), atomicMax(&highest, high);
     }
   }
   if (thread == 0 && open_held < 0) {
     bool is_new;
-    open_place_shared = hash_enter(hash_key, opened, &is_new);
+    const u32 at = hash_of(opened) >> 7 & (HASH_SLOTS - 1);
+    open_place_shared = hash_enter(hash_key, opened, at, atomicCAS(&hash_key[at], EMPTY, opened), &is_new);
     atomicMin(&hash_rank[open_place_shared], p.top_k);
   }
   loads_arrived();
@@ -290,18 +324,19 @@ extern "C" __global__ void __launch_bounds__(THREADS) resolve(const __grid_const
 
   // ---- fetch: the first loads travel while all else is worked out
   const i32 list = (i32)listed;
-  const i32 total = thread < COPY_THREADS && !SKIP_IO ? list * PART_CHUNKS : 0;
+  // The last threads copy: the first have the stalest slots, and whoever waits for a host load gives none away.
+  const i32 total = SKIP_IO ? 0 : list * PART_CHUNKS, idle = THREADS - p.copy_threads;
+  const i32 copier = thread >= idle ? thread - idle : total;
   const int4* arena = p.arena + (SPLIT ? rank * PART_CHUNKS : 0);
   int4* pool = p.pool + (SPLIT ? rank * PART_CHUNKS : 0);
   int4 piece[COPY_DEPTH];
 #pragma unroll
   for (i32 d = 0; d < COPY_DEPTH; ++d) {
-    const i32 c = d * COPY_THREADS + thread;
+    const i32 c = d * p.copy_threads + copier;
     if (c < total) piece[d] = load_host(arena + (size_t)list_home[c / PART_CHUNKS] * CHUNKS + c % PART_CHUNKS);
   }
 
   // ---- rank the misses (a repetition is not the first of its block), class this block's stretch of the order
-  const u32 below = (1u << lane_id) - 1;
   bool leads[ID_TILES];
   u32 count = 0;
   for (i32 t = 0; t < ID_TILES; ++t) {
@@ -310,25 +345,34 @@ extern "C" __global__ void __launch_bounds__(THREADS) resolve(const __grid_const
   }
   const i32 open_place = open_place_shared;
   const bool open_last = open_place >= 0 && hash_rank[open_place] == p.top_k;  // missing and not chosen
-  const i32 tiles = (stretch + THREADS - 1) / THREADS;
-  const auto classes_of = [&](i32 t, i32* slot, bool* stale, bool* hit) {
-    const i32 i = (warp * tiles + t) * 32 + lane_id;
-    *slot = i < own ? mine[i] : -1;
-    const bool chosen = *slot >= 0 && (chosen_bits[*slot >> 5] >> (*slot & 31) & 1);
-    *hit = chosen && *slot != open_held;
-    *stale = *slot >= 0 && !chosen && *slot != open_held;
+  const i32 tiles = (stretch + THREADS * EACH - 1) / (THREADS * EACH);  // that a warp takes
+  const i32 warp_begin = warp * tiles * 32 * EACH;
+  const i32 warp_slots = max(0, min(tiles * 32 * EACH, own - warp_begin));
+  const auto class_of = [&](i32 slot) {  // as counts: a stale slot is 1, a hit 1 << 16
+    if (slot < 0 || slot == open_held) return 0u;
+    return chosen_bits[slot >> 5] >> (slot & 31) & 1 ? 1u << 16 : 1u;
+  };
+  const auto read_tile = [&](i32 t, i32* slot) {  // returns where in the stretch it begins
+    const i32 at = warp_begin + (t * 32 + lane_id) * EACH;
+    const int4 four = at < own ? *(const int4*)(mine + at) : int4{-1, -1, -1, -1};
+    slot[0] = four.x, slot[1] = four.y, slot[2] = four.z, slot[3] = four.w;
+    for (i32 e = 1; e < EACH; ++e)
+      if (at + e >= own) slot[e] = -1;
+    return at;
   };
   u32 stale_and_hits = 0;
   for (i32 t = 0; t < tiles; ++t) {
-    i32 slot;
-    bool stale, hit;
-    classes_of(t, &slot, &stale, &hit);
-    stale_and_hits += __popc(__ballot_sync(ALL, stale)) + (__popc(__ballot_sync(ALL, hit)) << 16);
+    i32 slot[EACH];
+    read_tile(t, slot);
+#pragma unroll
+    for (i32 e = 0; e < EACH; ++e) stale_and_hits += class_of(slot[e]);
   }
+  stale_and_hits = __reduce_add_sync(ALL, stale_and_hits);
   if (lane_id == 0) miss_counts[warp] = count, order_counts[warp] = stale_and_hits;
+  const i32 begun_records = (COPY_DEPTH * p.copy_threads + PART_CHUNKS - 1) / PART_CHUNKS;  // by the first loads
   const u32 shift = max(0, 24 - __clz((i32)(highest - lowest)));
   if (SWEEP)
-    for (i32 m = BEGUN + thread; m < list; m += THREADS) atomicAdd(&buckets[(list_home[m] - lowest) >> shift], 1u);
+    for (i32 m = begun_records + thread; m < list; m += THREADS) atomicAdd(&buckets[(list_home[m] - lowest) >> shift], 1u);
   __syncthreads();
 
   u32 chosen_misses, own_total;
@@ -352,12 +396,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) resolve(const __grid_const
   if (SWEEP && warp == WARPS - 1) {
     u32 before = 0;
     for (i32 i = lane_id; i < BUCKETS; i += 32) {
-      const u32 size = buckets[i];
-      u32 sum = size;
-      for (i32 step = 1; step < 32; step *= 2) {
-        const u32 left = __shfl_up_sync(ALL, sum, step);
-        if (lane_id >= step) sum += left;
-      }
+      const u32 size = buckets[i], sum = scan_warp(size, lane_id);
       buckets[i] = before + sum - size;
       before += __shfl_sync(ALL, sum, 31);
     }
@@ -366,11 +405,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) resolve(const __grid_const
   const i32 open_rank = open_place >= 0 ? hash_rank[open_place] : NOWHERE;  // among the misses
   i32* copy_place = list_place;
   u32* copy_home = list_home;
-  if (SWEEP && list > BEGUN) {
+  if (SWEEP && list > begun_records) {
     copy_place = hash_key, copy_home = (u32*)hash_key + p.top_k;  // the keys are done with
     for (i32 m = thread; m < list; m += THREADS) {
       const u32 home = list_home[m];
-      const i32 at = m < BEGUN ? m : BEGUN + (i32)atomicAdd(&buckets[(home - lowest) >> shift], 1u);
+      const i32 at = m < begun_records ? m : begun_records + (i32)atomicAdd(&buckets[(home - lowest) >> shift], 1u);
       copy_place[at] = list_place[m], copy_home[at] = home;
     }
   }
@@ -388,51 +427,68 @@ extern "C" __global__ void __launch_bounds__(THREADS) resolve(const __grid_const
   const i32 hits_at = stale_all - (open_missing ? 1 : 0);  // where the hits begin in the new order
   const i32 last = hits_at + hits_all;                     // the open block's place, the most recent
 
-  // ---- update
-  for (i32 t = 0; t < tiles; ++t) {
-    i32 slot, to = -1;
-    bool stale, hit, evicts = false;
-    classes_of(t, &slot, &stale, &hit);
-    const u32 stale_ballot = __ballot_sync(ALL, stale), hit_ballot = __ballot_sync(ALL, hit);
-    if (stale) {
-      const i32 s = stale_rank + __popc(stale_ballot & below);
-      if (s >= misses) {
-        to = s - misses;
-      } else {
-        const i32 block = miss_block[s], pooled = pool_slot[slot], evicted = slot_to_block[slot];
+  // ---- update, unless this warp has no slots, or all are stale and stay where they are
+  const bool stays =
+      misses == 0 && stale_rank == first + warp_begin && (i32)(order_counts[warp] & 0xffff) == warp_slots;
+  const bool rests = warp_slots == 0 || stays;
+  for (i32 t = 0; t < tiles && !rests; ++t) {
+    i32 slot[EACH], pooled[EACH], evicted[EACH];
+    const i32 at = first + read_tile(t, slot);
+    u32 count = 0;
 #pragma unroll
-        for (i32 i = 0; i < CLUSTER; ++i) tell((u32*)&given[s], (u32)pooled, &given_arrived, i);
-        evicts = evicted >= 0;
-        if (evicts) block_to_slot[evicted] = -1;
-        block_to_slot[block] = slot;
-        slot_to_block[slot] = block;
-        to = s == open_rank ? last : kept + s - (open_missing && s > open_rank ? 1 : 0);
-      }
-    } else if (hit) {
-      to = hits_at + hit_rank + __popc(hit_ballot & below);
-    } else if (slot >= 0) {
-      to = last;
+    for (i32 e = 0; e < EACH; ++e) count += class_of(slot[e]);
+    const u32 sum = scan_warp(count, lane_id), warp_sum = __shfl_sync(ALL, sum, 31);
+    i32 s = stale_rank + (i32)((sum - count) & 0xffff), h = hit_rank + (i32)((sum - count) >> 16);
+    stale_rank += (i32)(warp_sum & 0xffff), hit_rank += (i32)(warp_sum >> 16);
+    const i32 victims = max(0, min((i32)(count & 0xffff), misses - s));  // the first stale ones of this thread
+    u32 evictions = 0;
+    i32 v = 0;
+#pragma unroll
+    for (i32 e = 0; e < EACH; ++e) {
+      const bool taken = v < victims && class_of(slot[e]) == 1;
+      v += taken;
+      pooled[e] = taken ? pool_slot[slot[e]] : -1;
+      evicted[e] = taken ? slot_to_block[slot[e]] : -1;
     }
-    if (to >= 0 && to != first + (warp * tiles + t) * 32 + lane_id) order[to] = slot;
-    const u32 evictions = __popc(__ballot_sync(ALL, evicts));
+#pragma unroll
+    for (i32 e = 0; e < EACH; ++e) {
+      const u32 kind = class_of(slot[e]);
+      i32 to = last;
+      if (kind == 1) {
+        to = s - misses;
+        if (s < misses) {
+          to = s == open_rank ? last : kept + s - (open_missing && s > open_rank ? 1 : 0);
+          const i32 block = miss_block[s];
+#pragma unroll 1
+          for (i32 i = 0; i < CLUSTER; ++i) tell((u32*)&given[s], (u32)pooled[e], &given_arrived, i);
+          if (evicted[e] >= 0) block_to_slot[evicted[e]] = -1, ++evictions;
+          block_to_slot[block] = slot[e];
+          slot_to_block[slot[e]] = block;
+        }
+        ++s;
+      } else if (kind) {
+        to = hits_at + h++;
+      }
+      if (slot[e] >= 0 && to != at + e) order[to] = slot[e];
+    }
+    evictions = misses ? __reduce_add_sync(ALL, evictions) : 0;
     if (lane_id == 0 && evictions) {
       atomicAdd(&p.counters[EVICTIONS], (u64)evictions);
       atomicAdd(&p.resident[lane], -(i32)evictions);
     }
-    stale_rank += __popc(stale_ballot), hit_rank += __popc(hit_ballot);
   }
   if (rank == 0 && thread == 0) {
-    const u32 fetched = misses - (open_missing ? 1 : 0);
+    const u32 fetches = misses - (open_missing ? 1 : 0);
     const bool open_hit = open_missing ? !open_last : chosen_bits[open_held >> 5] >> (open_held & 31) & 1;
     const u32 hits = hits_all + (open_hit ? 1 : 0);
-    atomicAdd(&p.counters[CHOSEN], (u64)(hits + fetched));
+    atomicAdd(&p.counters[CHOSEN], (u64)(hits + fetches));
     atomicAdd(&p.counters[HITS], (u64)hits);
     if (misses) {
-      atomicAdd(&p.counters[MISSES], (u64)fetched);
-      atomicAdd(&p.counters[FETCHED_BYTES], (u64)fetched * BLOCK_BYTES);
+      atomicAdd(&p.counters[MISSES], (u64)fetches);
+      atomicAdd(&p.counters[FETCHED_BYTES], (u64)fetches * BLOCK_BYTES);
       atomicAdd(&p.resident[lane], misses);
     }
-    if (p.plan_count) p.plan_count[batch_lane] = (i32)fetched;
+    if (p.plan_count) p.plan_count[batch_lane] = (i32)fetches;
   }
   if (misses) wait_for_messages(&given_arrived);
   if (SWEEP && CLUSTER > 1) __syncthreads();  // the list in its new sequence
@@ -450,17 +506,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) resolve(const __grid_const
   }
 
   // ---- copy
-  for (i32 base = thread; base < total; base += COPY_DEPTH * COPY_THREADS) {
+  for (i32 base = copier; base < total; base += COPY_DEPTH * p.copy_threads) {
 #pragma unroll
     for (i32 d = 0; d < COPY_DEPTH; ++d) {
-      const i32 c = base + d * COPY_THREADS;
+      const i32 c = base + d * p.copy_threads;
       if (c < total) pool[(size_t)given[hash_rank[copy_place[c / PART_CHUNKS]]] * CHUNKS + c % PART_CHUNKS] = piece[d];
     }
 #pragma unroll
     for (i32 d = 0; d < COPY_DEPTH; ++d) {
-      const i32 c = base + (COPY_DEPTH + d) * COPY_THREADS;
+      const i32 c = base + (COPY_DEPTH + d) * p.copy_threads;
       if (c < total) piece[d] = load_host(arena + (size_t)copy_home[c / PART_CHUNKS] * CHUNKS + c % PART_CHUNKS);
     }
   }
-  if (thread == 0 && list && p.waited_until) count_wait(p.counters, p.waited_until, begun);
+  if (thread == THREADS - 1 && list && p.waited_until) count_wait(p.counters, p.waited_until, begun);
 }

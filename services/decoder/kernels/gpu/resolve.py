@@ -39,6 +39,7 @@ class ResolveParams(ctypes.Structure):
         )),
         *((name, ctypes.c_int32) for name in (
             "top_k", "groups", "max_blocks", "max_capacity", "max_pages", "blocks_per_page",
+            "copy_threads",
         )),
     ]  # fmt: skip
 
@@ -123,7 +124,6 @@ class ResolveShape:
             "THREADS": self.threads,
             "ID_TILES": self.id_tiles,
             "HASH_SLOTS": self.hash_slots,
-            "COPY_THREADS": min(self.copy_threads, self.threads),
             "COPY_DEPTH": _DEPTH,
             "SPLIT": int(self.split),
             "SWEEP": int(self.sweep),
@@ -192,6 +192,7 @@ class ResolveCall:
             max_capacity=tables.order.shape[1],
             max_pages=self.host_pages.shape[1],
             blocks_per_page=self.blocks_per_page,
+            copy_threads=min(shape.copy_threads, shape.threads - shape.threads // 8),
         )
         shape.kernel.launch(self.selected.shape[0] * shape.cluster, parameters)
 
