@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,7 +40,7 @@ def ask(name: str, prompt: list[int], tokens: int = 20, **more: object) -> Seque
 @pytest.mark.parametrize("mode", ["tiered", "full"])
 @pytest.mark.parametrize("selector", ["quest", "everything"])
 def test_a_found_prefix_gives_the_same_tokens(checkpoint: Path, mode: str, selector: str) -> None:
-    settings = {"kv_mode": mode, "selector": selector}
+    settings: dict[str, Any] = {"kv_mode": mode, "selector": selector}
     alone = ask("alone", PROMPT)
     engine(checkpoint, **settings, prefix_cache=False).generate([alone])
     assert alone.cached == 0
@@ -79,10 +80,18 @@ def test_a_preempted_answer_finds_its_prompt_again(checkpoint: Path) -> None:
     for sequence in alone:
         engine(checkpoint, prefix_cache=False).generate([sequence])
     both = [ask(str(i), PROMPT[i:], 100) for i in range(2)]
+    computed = 0
+
+    def count(plan: StepPlan) -> None:
+        nonlocal computed
+        computed += sum(end - start for one, start, end in plan.chunks if one is both[1])
+
+    ours.on_plan = count
     ours.generate(both)
     assert ours.scheduler.releases > 0
     assert [sequence.generated for sequence in both] == [sequence.generated for sequence in alone]
-    assert both[1].cached >= 256
+    assert computed <= 329 + 329 - 256
+    assert both[1].cached == 0, "its own pages, found again, are no merit of the cache"
 
 
 @pytest.mark.parametrize("mode", ["tiered", "full"])

@@ -29,6 +29,9 @@ class LoopStats:
 
     running: int = 0
     waiting: int = 0
+    parked: int = 0  # of those that wait
+    parkings: int = 0
+    releases: int = 0
     rows_used: int = 0
     prompt_tokens: int = 0
     cached_prompt_tokens: int = 0
@@ -92,9 +95,16 @@ class Loop:
     def stats(self) -> LoopStats:
         """The latest figures."""
         with self._lock:
-            running = len(self._scheduler.running)
+            scheduler = self._scheduler
+            running = len(scheduler.running)
             return replace(
-                self._stats, running=running, rows_used=running, waiting=len(self._scheduler.waiting)
+                self._stats,
+                running=running,
+                rows_used=running,
+                waiting=len(scheduler.waiting),
+                parked=sum(sequence.is_parked for sequence in scheduler.waiting),
+                parkings=scheduler.parkings,
+                releases=scheduler.releases,
             )
 
     def run(self) -> None:

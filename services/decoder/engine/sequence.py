@@ -83,7 +83,7 @@ class Sequence:
 
     generated: list[int] = field(default_factory=list)
     computed: int = 0  # tokens whose KV is written
-    cached: int = 0  # of these, prompt tokens that were found in the store
+    cached: int = 0  # prompt tokens that were found in the store at first, before it had computed any
     sealed: int = 0  # pages that are sealed, or about to be
     page_hashes: list[bytes] = field(default_factory=list)  # of full pages, as far as they were asked for
     row: int | None = None
@@ -154,7 +154,9 @@ class Sequence:
     def find(self, tokens: int) -> None:
         """Begin behind `tokens` tokens whose KV was found: fewer than are known, and none is computed yet."""
         begins = len(self.prompt)
-        self.computed, self.cached = tokens, min(tokens, begins)
+        self.computed = tokens
+        if not self.has_run:
+            self.cached = min(tokens, begins)
         if tokens >= begins:
             self.generated = self.known[: tokens - begins + 1]
 
@@ -167,5 +169,7 @@ class Sequence:
         """Forget all computed KV; what was generated will be replayed, token by token."""
         self.known = self.generated + self.known[len(self.generated) :]
         self.generated = []
-        self.computed = self.cached = self.sealed = 0
+        self.computed = self.sealed = 0
+        if not self.has_run:
+            self.cached = 0
         self.prompt_logprobs = []
