@@ -21,6 +21,7 @@ from services.decoder.engine.stepper import News, StepFailed, Stepper
 
 _log = logging.getLogger(__name__)
 _PAUSE_SECONDS = 0.2  # between tries while the store is out of reach or has no room
+_IDLE_SECONDS = 0.5  # before the books are checked, which no request should have to wait for
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,18 +109,20 @@ class Loop:
             )
 
     def run(self) -> None:
-        """Step until `stop`.
+        """Step until `stop`; check the books when idle, and at the end.
 
         Raises:
             SetupError: the store came back without this engine's pages.
         """
         while True:
             with self._lock:
+                checked = False
                 while not (self._ending or self._aborts or self._stepper.has_work):
-                    self.check_integrity()
-                    self._lock.wait()
+                    if not self._lock.wait(None if checked else _IDLE_SECONDS):
+                        self.check_integrity()
+                        checked = True
                 if self._ending:
-                    return
+                    return self.check_integrity()
             if not self.step():
                 time.sleep(_PAUSE_SECONDS)
 
@@ -160,7 +163,7 @@ class Loop:
         return late
 
     def check_integrity(self) -> None:
-        """Nothing runs: every page, slot and row must be free or owned once. A breach is told, not hidden."""
+        """Between steps every page, slot and row is free or owned once. A breach is told, not hidden."""
         try:
             self._scheduler.check_integrity()
             self._runner.residence.check_integrity()
