@@ -7,11 +7,11 @@ import torch
 
 from services.decoder.engine.offline import OfflineEngine
 from services.decoder.engine.sequence import SampledToken, Sampling, Sequence
-from services.decoder.engine.step_plan import StepPlan
 from services.decoder.models.causal_lm import CausalLM
 from services.decoder.models.spec import ModelSpec
 from services.decoder.settings import DecoderSettings
 from tests.decoder import checkpoints
+from tests.engine.watch import Watch
 
 PROMPT = [3 + 7 * i % 200 for i in range(150)]
 TOKENS = 60
@@ -51,43 +51,6 @@ def ask(
     priority: int = 0,
 ) -> Sequence:
     return Sequence(name, choice, prompt, wish or Sampling(), seed, tokens, priority=priority)
-
-
-class Watch:
-    """What an engine computed, where a sequence's pages lay, and what was told of it."""
-
-    def __init__(self, engine: OfflineEngine, of: Sequence, *, poison: bool = False) -> None:
-        self.engine, self.of, self.poison = engine, of, poison
-        self.computed = self.resumed = 0
-        self.pages: list[int] = []
-        engine.on_plan = self.note
-
-    def note(self, plan: StepPlan) -> None:
-        if self.of in plan.decodes:
-            self.computed += 1
-        self.computed += sum(end - start for one, start, end in plan.chunks if one is self.of)
-        self.resumed += bool(plan.loads)
-        if plan.loads and self.poison:
-            residence, bounds = self.engine.runner.residence, self.engine.runner.bounds
-            for layer in range(3):
-                residence.pool(layer).fill_(float("nan"))
-            if bounds is not None:
-                bounds.pool.fill_(float("nan"))
-        if self.of.host_pages:
-            self.pages = [page.page for page in self.of.host_pages]
-
-    def bytes(self) -> list[torch.Tensor]:
-        """KV of all tokens that were computed, then bounds of all full blocks, layer by layer."""
-        shape, arena = self.engine.plan.shape, self.engine.arena
-        tokens = len(self.of.prompt) + len(self.of.generated) - 1
-        found = []
-        for layer in range(shape.layers):
-            records = arena.kv_blocks(layer).view(-1, shape.groups, shape.blocks_per_page * BLOCK, 2, 1, 32)
-            own = records[self.pages].transpose(1, 2).flatten(0, 1)
-            found.append(own[:tokens].clone())
-            blocks = arena.bounds(layer).view(-1, shape.blocks_per_page, shape.bounds_elements // 4)
-            found.append(blocks[self.pages].flatten(0, 1)[: tokens // BLOCK].clone())
-        return found
 
 
 class Told(dict[str, list[SampledToken]]):
@@ -139,7 +102,7 @@ def test_parked_anywhere_and_resumed(
     run(engine)
     assert engine.scheduler.parkings == 1
     assert engine.scheduler.releases == 0
-    assert watch.resumed == 1
+    assert watch.loads == 1
     assert parked.generated == undisturbed[0]
     assert watch.computed == len(PROMPT) + TOKENS - 1, "something was computed twice"
     assert all(torch.equal(found, own) for found, own in zip(watch.bytes(), undisturbed[1], strict=True))
