@@ -10,58 +10,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import signal
-import socket
 import statistics
-import subprocess
-import sys
+import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from http.client import HTTPConnection
+from pathlib import Path
 
 from tokenizers import Tokenizer
 
 from benchmarks import report
+from benchmarks.live_server import live_server
 from benchmarks.real_text import real_tokens
 from services.decoder.models.bundled.directory import default_model
-
-_START_SECONDS = 300.0
-
-
-@contextmanager
-def server() -> Iterator[int]:
-    """The port of a server that is ready."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = int(free.getsockname()[1])
-    environment = os.environ | {"PORT": str(port)}
-    child = subprocess.Popen(
-        [sys.executable, "-m", "deploy.local"], env=environment, stdout=subprocess.DEVNULL
-    )
-    try:
-        deadline = time.monotonic() + _START_SECONDS
-        while not is_ready(port):
-            if child.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError("the server did not get ready; its messages are above")
-            time.sleep(0.2)
-        yield port
-    finally:
-        child.send_signal(signal.SIGINT)
-        child.wait(30)
-
-
-def is_ready(port: int) -> bool:
-    """Whether /ready says so."""
-    connection = HTTPConnection("127.0.0.1", port, timeout=5)
-    try:
-        connection.request("GET", "/ready")
-        return connection.getresponse().status == 200
-    except OSError:
-        return False
-    finally:
-        connection.close()
 
 
 def first_token_seconds(port: int, prompt: list[int]) -> tuple[float, int]:
@@ -94,7 +54,8 @@ def main() -> None:
     wanted = parser.parse_args()
     tokenizer = Tokenizer.from_file(str(default_model() / "tokenizer.json"))
     rows = []
-    with server() as port:
+    with tempfile.TemporaryDirectory() as scratch, live_server(Path(scratch) / "log") as server:
+        port = server.port
         first_token_seconds(port, real_tokens(tokenizer, 600))  # warms up
         for number in range(wanted.rounds):
             prompt = real_tokens(tokenizer, wanted.tokens, skip=1000 + 7000 * number)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import shutil
 import time
 from collections.abc import Mapping
@@ -150,13 +151,24 @@ def synthetic_model(
 
 
 def write_checkpoint(config: PreTrainedConfig, out: Path, tokenizer: Path, device: torch.device) -> None:
-    """Write config.json, sharded bfloat16 weights and another checkpoint's tokenizer into `out`."""
+    """Write config.json, sharded bfloat16 weights and another checkpoint's BPE tokenizer into `out`."""
     model = random_weights(synthetic_spec(config), torch.bfloat16, device, _SEED)
     assert isinstance(model, PreTrainedModel)
     model.save_pretrained(out, max_shard_size="4GB")
     for name in _TOKENIZER_FILES:
         if (tokenizer / name).is_file():
             shutil.copyfile(tokenizer / name, out / name)
+    if (out / "tokenizer.json").is_file():
+        _name_every_id(out / "tokenizer.json", config.vocab_size)
+
+
+def _name_every_id(path: Path, vocab_size: int) -> None:
+    """Give ids that a smaller vocabulary lacks a text of their own, so that every token drawn is seen."""
+    told = json.loads(path.read_text())
+    vocabulary = told["model"]["vocab"]
+    known = {*vocabulary.values(), *(token["id"] for token in told["added_tokens"])}
+    vocabulary |= {f"\u0120id{number}": number for number in range(vocab_size) if number not in known}
+    path.write_text(json.dumps(told))
 
 
 def main() -> None:

@@ -72,6 +72,11 @@ class Runner:
         """`launch` and `collect` in one."""
         return self.launch(plan).collect()
 
+    def wait(self) -> None:
+        """Until the device has done all that was launched."""
+        if self.tables.host_pages.is_cuda:
+            torch.cuda.synchronize(self.tables.host_pages.device)
+
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> RunningStep:
         """Begin to compute the step: on a GPU this returns before it is done.
@@ -101,12 +106,13 @@ class Runner:
         if plan.chunks or logits is None:
             hidden = self._forward(plan, with_decodes=logits is None)
             self._score_prompts(plan, hidden)
+        if self.bounds is not None:
+            # Before the draw: who has the step's tokens may seal its pages.
+            self.bounds.save(self._prefilled_pages(plan))
         running = replace(self._sample(plan, logits, hidden), clock=self.clock, mark=mark)
         for sequence, _, end in plan.chunks:
             if end == len(sequence.prompt):
                 self.residence.seat(_row(sequence), end)
-        if self.bounds is not None:
-            self.bounds.save(self._prefilled_pages(plan))
         if self.clock is not None and mark is not None:
             self.clock.end(mark)
         return running

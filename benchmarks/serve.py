@@ -1,0 +1,155 @@
+"""What clients see over HTTP, `tiered` beside `full` with the same device memory for KV.
+
+    python -m benchmarks.serve [--shape qwen3-8b] [--contexts 4096 32768 131072] [--streams 1 8 32 64]
+                               [--device-bytes 40GiB] [--arena-bytes 64GiB] [--modes full tiered]
+
+Both services run as `make run` starts them, with random weights of real shapes; every stream is a connection
+of its own. Prompts of the shortest context have nothing in common; longer ones share all but their last page,
+so that the store has them after the first and the clock is that of decode, not of prefill. What random
+weights choose means nothing, so the miss rate stands beside each time: real text misses 7% at twice the
+budget.
+
+`tpot_ms` is the mean time between a stream's tokens while all streams run; `replay_ms` and `idle_us` are the
+GPU's own: a step from its inputs to its logits, and the wait between two steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import math
+import random
+import statistics
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import report
+from benchmarks.live_server import LiveServer, live_server
+from benchmarks.streams import Round, ask
+from benchmarks.synthetic import SHAPES, synthetic_config, write_checkpoint
+from services.contract.byte_size import parse_bytes
+from services.decoder.models.bundled.directory import default_model
+
+_PAGE_TOKENS = 64
+_ANSWER_TOKENS = 160
+_VOCABULARY = 30_000  # ids that every tokenizer has
+
+
+def prompts_of(context: int, count: int, shared: bool, salt: int) -> list[list[int]]:
+    """`count` prompts of `context` tokens, alike but for their last page if `shared`."""
+    draw = random.Random(context if shared else f"{context} {count} {salt}")
+    beginning = [draw.randrange(_VOCABULARY) for _ in range(context - _PAGE_TOKENS)] if shared else []
+    rest = random.Random(f"{context} {count} {salt} end")
+    return [
+        beginning + [rest.randrange(_VOCABULARY) for _ in range(context - len(beginning))]
+        for _ in range(count)
+    ]
+
+
+async def measure(server: LiveServer, name: str, prompts: Sequence[Sequence[int]]) -> Mapping[str, float]:
+    """One round of streams; see the module's docstring."""
+    loop = asyncio.get_running_loop()
+    before: dict[str, float] = {}
+
+    async def scrape() -> None:
+        before.update(await loop.run_in_executor(None, server.counters))
+
+    done: Round = await ask(server.port, prompts, _ANSWER_TOKENS, name, scrape)
+    after = await loop.run_in_executor(None, server.counters)
+
+    def grew(counter: str) -> float:
+        return after[counter] - before.get(counter, after[counter])
+
+    begin, end = done.window
+    tpots = [stream.token_seconds(begin, end) for stream in done.streams]
+    steps = grew("hotset_decode_steps_total")
+    chosen = grew("hotset_hot_buffer_chosen_total")
+    firsts = sorted(stream.first_token_seconds for stream in done.streams)
+    return {
+        "tpot_ms": 1e3 * statistics.fmean(tpots),
+        "replay_ms": 1e3 * grew("hotset_decode_seconds_total") / steps if steps else math.nan,
+        "idle_us": 1e6 * grew("hotset_device_idle_seconds_total") / steps if steps else math.nan,
+        "busy_ms": 1e3 * grew("hotset_device_busy_seconds_total") / steps if steps else math.nan,
+        "miss_rate": grew("hotset_hot_buffer_misses_total") / chosen if chosen else math.nan,
+        "tokens_per_s": done.tokens / done.seconds,
+        "peak_tokens_per_s": done.peak_tokens_per_second(),
+        "ttft_median_ms": 1e3 * statistics.median(firsts),
+        "ttft_worst_ms": 1e3 * firsts[-1],
+    }
+
+
+def flags(mode: str, device_bytes: int, token_bytes: int, index_share: float, rows: int) -> list[str]:
+    """The decoder's, such that KV, index and hot slots of `mode` take `device_bytes`."""
+    if mode == "full":
+        tokens = int(device_bytes / (token_bytes * (1 + index_share)))
+        return ["--kv-mode", "full", "--device-cache-tokens", str(tokens), "--max-rows", str(rows)]
+    return ["--kv-mode", "tiered", "--max-rows", str(rows)]
+
+
+def main() -> None:
+    """Measure, print, write JSON."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--shape", choices=SHAPES, default="qwen3-8b")
+    parser.add_argument("--layers", type=int, default=0, help="instead of the shape's own number")
+    parser.add_argument("--contexts", type=int, nargs="+", default=[4096, 32768, 131072])
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32, 64])
+    parser.add_argument("--modes", nargs="+", default=["full", "tiered"], choices=["full", "tiered"])
+    parser.add_argument("--device-bytes", type=parse_bytes, default=parse_bytes("40GiB"))
+    parser.add_argument("--arena-bytes", type=parse_bytes, default=parse_bytes("64GiB"))
+    parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--tokenizer", type=Path, help="directory of a tokenizer; default: the bundled one")
+    parser.add_argument("--checkpoint", type=Path, help="keep the random weights here, or find them here")
+    parser.add_argument("--name", default="serve", help="of the result file")
+    parser.add_argument("--logs", type=Path, help="directory of the servers' messages")
+    wanted = parser.parse_args()
+    longest = max(wanted.contexts) + _ANSWER_TOKENS + _PAGE_TOKENS
+    gpu = report.gpu() if wanted.device != "cpu" else {}
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        model = wanted.checkpoint or Path(scratch) / wanted.shape
+        if not (model / "config.json").is_file():
+            config = synthetic_config(wanted.shape, wanted.layers)
+            config.max_position_embeddings = max(config.max_position_embeddings, longest)
+            write_checkpoint(config, model, wanted.tokenizer or default_model(), torch.device(wanted.device))
+        config = synthetic_config(wanted.shape, wanted.layers)
+        token_bytes = config.num_hidden_layers * config.num_key_value_heads * 2 * config.head_dim * 2
+        for mode in wanted.modes:
+            decoder = flags(mode, wanted.device_bytes, token_bytes, 2 / 16, max(wanted.streams))
+            decoder += ["--device", wanted.device, "--max-model-len", str(longest)]
+            log = (wanted.logs or Path(scratch)) / f"{mode}.log"
+            arena = ["--arena-bytes", str(wanted.arena_bytes)]
+            with live_server(log, decoder, arena, model=model) as server:
+                rows += rounds(server, mode, wanted.contexts, wanted.streams, model.name)
+            report.write(wanted.name, {**gpu, "model": wanted.shape, "rows": rows})
+    for row in rows:
+        if row["mode"] == "tiered" and row["streams"] == max(wanted.streams):
+            print(f"tpot_over_replay_{row['context']}={row['tpot_ms'] / row['replay_ms']:.3f} ratio")
+
+
+def rounds(
+    server: LiveServer, mode: str, contexts: Sequence[int], streams: Sequence[int], name: str
+) -> list[dict[str, Any]]:
+    """Every context and number of streams, a line each; one that the server refuses is told and left out."""
+    rows = []
+    for context in contexts:
+        shared = context > min(contexts)
+        asyncio.run(ask(server.port, prompts_of(context, 1, shared, -1), 8, name))
+        for count in streams:
+            try:
+                figures = asyncio.run(measure(server, name, prompts_of(context, count, shared, count)))
+            except RuntimeError as error:
+                print(f"{mode} {context} tokens, {count} streams: {error}", flush=True)
+                continue
+            row = {"mode": mode, "context": context, "streams": count, "shared_prefix": shared}
+            row |= {key: round(value, 3) for key, value in figures.items()}
+            print(" ".join(f"{key}={value}" for key, value in row.items()), flush=True)
+            rows.append(row)
+    return rows
+
+
+if __name__ == "__main__":
+    main()

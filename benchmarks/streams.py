@@ -1,0 +1,119 @@
+"""Many streamed completions at once, as seen by their clients.
+
+Knows HTTP and the clock. One thread reads all streams and does no more a token than note the time, so that
+what it measures is the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+_EVENT = b"data: {"
+
+
+@dataclass(slots=True)
+class Stream:
+    """When one answer's pieces came; seconds of `time.perf_counter`."""
+
+    asked: float
+    tokens: int
+    pieces: list[float] = field(default_factory=list)  # a few hold more than one token
+
+    @property
+    def first_token_seconds(self) -> float:
+        """From the request to the first piece."""
+        return self.pieces[0] - self.asked
+
+    def token_seconds(self, begin: float, end: float) -> float:
+        """Mean time between tokens that came in a window; NaN if fewer than two did."""
+        seen = [at for at in self.pieces if begin <= at <= end]
+        if len(seen) < 2:
+            return float("nan")
+        return (seen[-1] - seen[0]) / (len(seen) - 1) * len(self.pieces) / self.tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Streams that were asked for together."""
+
+    streams: list[Stream]
+
+    @property
+    def window(self) -> tuple[float, float]:
+        """While every stream was giving tokens; ends before it begins where there was no such time."""
+        return max(s.pieces[0] for s in self.streams), min(s.pieces[-1] for s in self.streams)
+
+    @property
+    def tokens(self) -> int:
+        """Of all streams."""
+        return sum(s.tokens for s in self.streams)
+
+    @property
+    def seconds(self) -> float:
+        """From the first request to the last piece."""
+        return max(s.pieces[-1] for s in self.streams) - min(s.asked for s in self.streams)
+
+    def peak_tokens_per_second(self, span: float = 1.0) -> float:
+        """The most pieces within any `span` seconds, told a second."""
+        times = sorted(at for stream in self.streams for at in stream.pieces)
+        span = min(span, max(times[-1] - times[0], 1e-3))
+        most, begin = 0, 0
+        for end, at in enumerate(times):
+            while times[begin] < at - span:
+                begin += 1
+            most = max(most, end - begin + 1)
+        return most / span
+
+
+async def ask(
+    port: int,
+    prompts: Sequence[Sequence[int]],
+    tokens: int,
+    model: str,
+    when_all_run: Callable[[], Awaitable[None]] | None = None,
+) -> Round:
+    """Ask with every prompt at once, `tokens` tokens each; `when_all_run` is called when all have begun.
+
+    Raises:
+        RuntimeError: an answer was not what was asked for; the message is the server's.
+    """
+    streams = [Stream(time.perf_counter(), tokens) for _ in prompts]
+    begun = asyncio.Event()
+
+    async def one(stream: Stream, prompt: Sequence[int]) -> None:
+        body = {"model": model, "prompt": list(prompt), "max_tokens": tokens, "temperature": 0}
+        body |= {"stream": True, "ignore_eos": True}
+        encoded = json.dumps(body).encode()
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        head = "POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n"
+        head += f"content-type: application/json\r\ncontent-length: {len(encoded)}\r\n\r\n"
+        stream.asked = time.perf_counter()
+        writer.write(head.encode() + encoded)
+        seen = b""
+        while read := await reader.read(65536):
+            now = time.perf_counter()
+            if not stream.pieces:
+                seen += read
+                read = seen if _EVENT in seen else b""
+            stream.pieces += [now] * read.count(_EVENT)
+            if stream.pieces and all(other.pieces for other in streams):
+                begun.set()
+        writer.close()
+        if len(stream.pieces) < tokens // 2:
+            raise RuntimeError(f"{len(stream.pieces)} pieces instead of {tokens}: {seen[:600]!r}")
+
+    async def watch() -> None:
+        await begun.wait()
+        if when_all_run is not None:
+            await when_all_run()
+
+    watching = asyncio.create_task(watch())
+    try:
+        await asyncio.gather(*(one(*pair) for pair in zip(streams, prompts, strict=True)))
+    finally:
+        watching.cancel()
+    return Round(streams)
