@@ -58,7 +58,7 @@ class Rig:
                 pool.fill_(float("nan"))
             self.residence = Tiered(Twins(), self.arena, hot, self.tables)
         else:
-            self.residence = Full(Twins(), self.arena, self.shape, 21, made_up.CPU)
+            self.residence = Full(Twins(), self.arena, self.shape, 21, self.tables)
             for layer in range(2):
                 self.residence.pool(layer).fill_(float("nan"))
 

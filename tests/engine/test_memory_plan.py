@@ -123,7 +123,7 @@ def test_what_is_planned_is_what_is_allocated(
             table_bytes += lanes.parcels.nbytes + lanes.capacity.nbytes
         assert plan.resident_bytes == 0
     else:
-        full = Full(Twins(), arena, shape, plan.device_pages, CPU)
+        full = Full(Twins(), arena, shape, plan.device_pages, tables)
         assert plan.resident_bytes == sum(full.pool(layer).nbytes for layer in range(shape.layers))
         assert plan.hot_bytes == 0
     assert plan.table_bytes == table_bytes

@@ -126,11 +126,12 @@ def arena() -> Iterator[tuple[Path, ArenaLayout]]:
 
 def test_one_arena_all_of_it_in_memory(arena: tuple[Path, ArenaLayout]) -> None:
     path, layout = arena
+    check_context()  # CUDA's own shared memory comes first
     before = shared_memory_bytes()
     progress: list[int] = []
     mapped = ArenaMap(path, layout, SHAPE, DEVICE, progress=progress.append)
     assert path.stat().st_blocks * 512 == 96 * MIB
-    assert 95 * MIB < shared_memory_bytes() - before < 97 * MIB
+    assert 95 * MIB < shared_memory_bytes() - before < 1.5 * 96 * MIB, "more than one arena"
     assert progress == [0, 96 * MIB]
     blocks = mapped.kv_blocks(2)
     assert blocks.device == DEVICE

@@ -14,6 +14,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NoReturn
 
 import grpc
 from hotset.v1 import engine_pb2_grpc as pb_grpc
@@ -25,11 +26,12 @@ from services.contract.log import configure_logging
 from services.contract.rpc_errors import ErrorInterceptor
 from services.decoder.engine.servicer import EngineServicer, Served
 from services.decoder.engine.settings import EngineSettings
-from services.decoder.engine.start import at_once, fault_in_early, runs_on
+from services.decoder.engine.start import at_once, fault_in_early
 from services.decoder.engine.store_session import StoreSession
 
 _log = logging.getLogger(__name__)
 _RPC_THREADS = 8  # one is the event stream's for good
+_SIGNAL_SECONDS = 0.2  # a signal that the system gave to another thread is handled when this one wakes
 _STEP_SECONDS = 2.0  # how long the step in progress may take to end before it is left behind
 _REASON_SECONDS = 1.0  # how long a failed start stays reachable, so that the front can ask why
 
@@ -131,8 +133,8 @@ def load(
     )
 
 
-def main() -> int:
-    """Serve until SIGTERM; returns the exit status."""
+def main() -> NoReturn:
+    """Serve until SIGTERM, and leave the process."""
     try:
         settings = EngineSettings.from_command_line(sys.argv[1:], program="services.decoder.engine")
     except SetupError as error:
@@ -149,7 +151,8 @@ def main() -> int:
         target=serve, args=(settings, store, servicer, asked_to_end, failure), name="loop", daemon=True
     )
     thread.start()
-    asked_to_end.wait()
+    while not asked_to_end.wait(_SIGNAL_SECONDS):
+        pass
     try:
         if failure:
             servicer.fail(failure[0])
@@ -161,12 +164,11 @@ def main() -> int:
         thread.join(timeout=_STEP_SECONDS)
         store.close()
         server.stop(grace=0.2).wait()
-        return 0
     finally:
-        if thread.is_alive() or runs_on():
-            # A step or a load still runs in torch, whose threads would abort an orderly exit of Python.
-            logging.shutdown()
-            os._exit(2 if failure else 0)
+        # Python would take torch and CUDA down piece by piece, which takes seconds, and aborts beside a step
+        # or a load that still runs. Nothing is left that the system does not take back by itself.
+        logging.shutdown()
+        os._exit(2 if failure else 0)
 
 
 def serve(
@@ -182,6 +184,7 @@ def serve(
         servicer.serve(served)
         _log.info("engine_ready socket=%s pid=%d", settings.engine_socket, os.getpid())
         served.loop.run()
+        served.runner.wait()  # before the session ends: a step launched ahead still writes its pages
     except SetupError as error:
         failure.append(error)
     except Exception as error:  # noqa: BLE001  # told to the front, with the traceback in the log
@@ -195,4 +198,4 @@ def serve(
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

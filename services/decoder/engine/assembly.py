@@ -60,7 +60,7 @@ def assemble(
         hot = HotBuffer(shape, settings.max_rows, plan.max_blocks, plan.hot_classes, device)
         residence = Tiered(kernels, arena, hot, tables)
     else:
-        residence = Full(kernels, arena, shape, plan.device_pages, device)
+        residence = Full(kernels, arena, shape, plan.device_pages, tables)
     bounds = None
     if plan.quest_layers:
         bounds = BoundsIndex(arena, shape, plan.device_pages, plan.quest_layers, device)

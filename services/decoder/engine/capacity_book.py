@@ -13,7 +13,7 @@ flap.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -66,9 +66,10 @@ class _Pool:
         """Parcels that a row of `reach` tokens must be able to have."""
         return min(self.of.floor, self._parcels_for(reach))
 
-    def unpromised(self) -> int:
-        """Parcels that no admitted row counts on."""
-        return self.of.parcels - sum(share.floor for share in self.shares.values())
+    def unpromised(self, without: Collection[int] = ()) -> int:
+        """Parcels that no admitted row counts on, or none but those in `without`."""
+        floors = sum(share.floor for row, share in self.shares.items() if row not in without)
+        return self.of.parcels - floors
 
     def leave(self, row: int) -> None:
         self.free += reversed(self.shares.pop(row).parcels)
@@ -148,9 +149,14 @@ class CapacityBook:
         self._stale = False  # somebody came or left since the last rebalance
         self._resizes = 0
 
-    def fits(self, reach: int) -> bool:
-        """Whether one more row's floor is there, if it comes to `reach` tokens."""
-        return all(pool.floor(reach) <= pool.unpromised() for pool in self._pools)
+    @property
+    def unpromised(self) -> int:
+        """Parcels that no admitted row counts on, all classes together."""
+        return sum(pool.unpromised() for pool in self._pools)
+
+    def fits(self, reach: int, without: Collection[int] = ()) -> bool:
+        """Whether one more row's floor is there, if it comes to `reach` tokens and rows `without` leave."""
+        return all(pool.floor(reach) <= pool.unpromised(without) for pool in self._pools)
 
     def admit(self, row: int, reach: int) -> None:
         """Count on a row of at most `reach` tokens; it gets parcels when it is first in a `rebalance`."""

@@ -20,7 +20,7 @@ from services.decoder.engine.memory_plan import MemoryPlan, device_room, kv_fing
 from services.decoder.engine.scheduler import Scheduler
 from services.decoder.engine.sequence import Sequence
 from services.decoder.engine.step_plan import StepPlan
-from services.decoder.engine.stepper import Stepper
+from services.decoder.engine.stepper import News, Stepper
 from services.decoder.kv.arena_map import ArenaMap
 from services.decoder.kv.device_pages import DevicePages
 from services.decoder.models.causal_lm import CausalLM, resolve_device, resolve_dtype
@@ -72,9 +72,9 @@ class OfflineEngine:
         while self._stepper.has_work:
             self.step()
 
-    def step(self) -> None:
-        """One step."""
-        self._stepper.step()
+    def step(self) -> News:
+        """One step; what it came to for clients."""
+        return self._stepper.step()[1]
 
     def counters(self) -> torch.Tensor:
         """[layers, len(Counter)] int64."""

@@ -72,6 +72,11 @@ class Runner:
         """`launch` and `collect` in one."""
         return self.launch(plan).collect()
 
+    def wait(self) -> None:
+        """Until the device has done all that was launched."""
+        if self.tables.host_pages.is_cuda:
+            torch.cuda.synchronize(self.tables.host_pages.device)
+
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> RunningStep:
         """Begin to compute the step: on a GPU this returns before it is done.
@@ -89,6 +94,10 @@ class Runner:
             self.bounds.load(plan.loads)
         for sequence in plan.seats:
             self.residence.seat(_row(sequence), sequence.computed)
+            if self.bounds is not None:
+                last = (sequence.computed - 1) // self.shape.page_tokens
+                host, device = sequence.host_pages[last].page, sequence.device_pages[last]
+                self.bounds.reopen(host, device, sequence.computed)
             self.draw.seat(sequence)
         if not plan.tokens:
             return RunningStep(plan, [], None)

@@ -145,6 +145,9 @@ class EngineServicer(pb_grpc.EngineServicer):
         return pb.EngineStats(
             requests_running=stats.running,
             requests_waiting=stats.waiting,
+            requests_parked=stats.parked,
+            rows_parked=stats.parkings,
+            pages_given_up=stats.releases,
             prompt_tokens=stats.prompt_tokens,
             generation_tokens=stats.generation_tokens,
             cached_prompt_tokens=stats.cached_prompt_tokens,

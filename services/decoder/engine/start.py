@@ -65,8 +65,3 @@ def fault_in_early(store: StoreSession, wait_seconds: float, called_off: threadi
             _log.info("arena_faulted_in seconds=%.2f", time.monotonic() - began)
 
     threading.Thread(target=run, name=THREAD_PREFIX + "fault-in", daemon=True).start()
-
-
-def runs_on() -> bool:
-    """Whether any work of a start is still under way."""
-    return any(thread.name.startswith(THREAD_PREFIX) for thread in threading.enumerate())

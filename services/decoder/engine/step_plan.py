@@ -36,9 +36,11 @@ class StepPlan:
     left_rows: list[int] = field(default_factory=list)
     resizes: list[Resize] = field(default_factory=list)  # who loses comes before whoever gains by it
     new_pages: list[NewPages] = field(default_factory=list)
-    # (host page, device page) of pages found in the store: their index loads, and in full mode their KV.
+    # (host page, device page) of pages that hold tokens already, found in the store or kept while parked:
+    # their index loads, and in full mode their KV.
     loads: list[tuple[int, int]] = field(default_factory=list)
-    # Sequences whose prompt was found whole, and more: they get hot slots now and decode from the next step.
+    # Sequences whose prompt was found whole, and more, or that were parked in mid-answer: they get hot slots
+    # now and decode from the next step.
     seats: list[Sequence] = field(default_factory=list)
     decodes: list[Sequence] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
@@ -47,6 +49,11 @@ class StepPlan:
     ahead: bool = False
 
     cached_tokens: int = 0  # of prompts admitted in this step, found in the store
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        """Whoever is in it."""
+        return [*self.decodes, *self.seats, *(chunk.sequence for chunk in self.chunks)]
 
     @property
     def tokens(self) -> int:

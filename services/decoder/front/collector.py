@@ -45,6 +45,18 @@ _COUNTERS = (
         "integrity_violations",
         1.0,
     ),
+    (
+        "hotset_rows_parked",
+        "Times that a choice had to give up its row; it keeps its host pages.",
+        "rows_parked",
+        1.0,
+    ),
+    (
+        "hotset_requests_rewound",
+        "Times that a parked choice had to give up its host pages: it finds what is left, and replays.",
+        "pages_given_up",
+        1.0,
+    ),
     ("hotset_hot_resizes", "Times a row's hot slots became more or fewer.", "hot_resizes", 1.0),
     ("hotset_steps", "Forward passes.", "steps", 1.0),
     ("hotset_step_seconds", "Time in forward passes.", "step_ns", _NANOSECOND),
@@ -143,6 +155,11 @@ def _families(stats: engine_pb2.EngineStats | None, engine: str) -> Iterator[Met
     gauges = (
         ("hotset_requests_running", "Choices that have a row.", "requests_running"),
         ("hotset_requests_waiting", "Choices that wait for a row.", "requests_waiting"),
+        (
+            "hotset_requests_parked",
+            "Of those that wait, choices that had a row and keep their host pages.",
+            "requests_parked",
+        ),
         ("hotset_host_pages_held", "Pages of the arena that the engine holds.", "host_pages_held"),
     )
     yield from _hot_rows(stats, engine)

@@ -15,12 +15,14 @@ from services.decoder.kernels.append import append
 from services.decoder.kernels.bounds import BlockBounds
 from services.decoder.kernels.counter import Counter
 from services.decoder.kernels.decode_batch import DecodeBatch
+from services.decoder.kernels.places import blocks_of
 from services.decoder.kernels.step_kernels import Placement, StepKernels
 from services.decoder.kv.arena_map import ArenaMap
 from services.decoder.kv.batch import PrefillChunk
 from services.decoder.kv.history import gather_history
 from services.decoder.kv.hot_class import Resize
 from services.decoder.kv.residence import SlotCount
+from services.decoder.kv.row_tables import RowTables
 from services.decoder.kv.shape import KvShape
 
 
@@ -28,9 +30,11 @@ class Full:
     """A Residence in which every chosen block is a hit."""
 
     def __init__(
-        self, kernels: StepKernels, arena: ArenaMap, shape: KvShape, device_pages: int, device: torch.device
+        self, kernels: StepKernels, arena: ArenaMap, shape: KvShape, device_pages: int, tables: RowTables
     ) -> None:
+        device = tables.device_pages.device
         self._kernels = kernels
+        self._tables = tables
         self._shape = shape
         self._arena = [arena.kv_blocks(layer) for layer in range(shape.layers)]
         blocks = device_pages * shape.groups * shape.blocks_per_page
@@ -41,7 +45,16 @@ class Full:
         self.counters = torch.zeros(shape.layers, len(Counter), dtype=torch.int64, device=device)
 
     def seat(self, row: int, tokens: int) -> None:
-        """Nothing to do: prefill wrote the pages."""
+        """Clear the rest of the open block, which was another's: attend multiplies it, if only by zero."""
+        shape = self._shape
+        opened = (tokens - 1) // shape.block_tokens
+        filled = tokens - opened * shape.block_tokens
+        pages = self._tables.device_pages[row : row + 1, : shape.pages_for(tokens)]
+        place = blocks_of(pages, shape.groups, shape.blocks_per_page)[0, :, opened]
+        records = torch.arange(filled, shape.block_tokens, device=place.device)
+        records = (place.unsqueeze(1) * shape.block_tokens + records).flatten()
+        for pool in self._pools:
+            pool.view(-1, shape.record_elements).index_fill_(0, records, 0)
 
     def load(self, pages: Sequence[tuple[int, int]]) -> None:
         """Copy them to the device."""
@@ -85,9 +98,6 @@ class Full:
         """Prefill writes the device and the arena."""
         shape = self._shape
         pool = self._pools[layer].view(-1, shape.record_elements)
-        tail = chunk.end % shape.block_tokens
-        if tail:
-            self._pools[layer][chunk.device_blocks[:, -1]] = 0  # the rest of the block was another's
         append(
             records,
             pool,
