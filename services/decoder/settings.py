@@ -61,7 +61,18 @@ class DecoderSettings(ServiceSettings):
     dense_layers: int = Field(0, ge=0, description="first layers that attend to everything and stay resident")
     page_tokens: int = Field(64, ge=64, description="tokens a page, a multiple of block_tokens")
     hot_tokens: int = Field(
-        0, ge=0, description="capacity of a lane of the hot buffer, tokens; 0 = twice the budget"
+        0,
+        ge=0,
+        description="tokens that a row's lanes hold in the hot buffer at least; 0 = the budget and a block",
+    )
+    hot_bytes: ByteSize = Field(
+        0,
+        ge=0,
+        description="device memory of the hot buffer, which the rows share; 0 = on a GPU what is free there, "
+        "elsewhere max_rows x hot_tokens (twice the budget where hot_tokens is 0)",
+    )
+    device_memory_share: float = Field(
+        0.9, gt=0, lt=1, description="share of a GPU's memory that the engine may plan with"
     )
 
     prefix_cache: bool = Field(
@@ -115,8 +126,13 @@ class DecoderSettings(ServiceSettings):
         return self
 
     @property
-    def capacity_tokens(self) -> int:
-        """Capacity of a lane, tokens."""
+    def floor_tokens(self) -> int:
+        """What a lane holds at least, tokens."""
+        return self.hot_tokens or self.budget_tokens + self.block_tokens
+
+    @property
+    def usual_tokens(self) -> int:
+        """What a lane holds when all rows are in use, tokens, where nothing says how much memory there is."""
         return self.hot_tokens or 2 * self.budget_tokens
 
     @property

@@ -56,8 +56,10 @@ class KvStoreServicer(rpc.KvStoreServicer):
         return reply
 
     async def Match(self, request: pb.MatchRequest, context: _Context) -> pb.MatchReply:
-        reply = pb.MatchReply()
-        _write(self._store.match(request.session_id, request.epoch, list(request.page_hashes)), reply.pages)
+        found = self._store.match(request.session_id, request.epoch, list(request.page_hashes))
+        counts = self._store.page_counts
+        reply = pb.MatchReply(free_pages=counts.free, cached_pages=counts.cached)
+        _write(found, reply.pages)
         return reply
 
     async def Update(self, request: pb.UpdateRequest, context: _Context) -> pb.UpdateReply:

@@ -18,6 +18,7 @@ from services.kvstore.orders import (
     Attached,
     AttachOrder,
     ClientKind,
+    PageCounts,
     Updated,
     UpdateOrder,
     check_chain,
@@ -68,6 +69,11 @@ class Store:
     def reopened(self) -> bool:
         """Whether the arena was there before."""
         return self._arena.reopened
+
+    @property
+    def page_counts(self) -> PageCounts:
+        """Pages by state, now."""
+        return self._space.counts
 
     def attach(self, order: AttachOrder) -> Attached:
         """Open a session or take one up again.

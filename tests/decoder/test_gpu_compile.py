@@ -35,12 +35,14 @@ def cold_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("block_bytes", "top_k", "capacity"), [(1152, 2048, 4096), (8192, 128, 256)], ids=["dsa", "quest"]
+    ("block_bytes", "top_k", "parcels", "parcel_slots"),
+    [(1152, 2048, 256, 16), (8192, 128, 1024, 8), (4096, 32, 17, 2)],
+    ids=["dsa", "quest", "small"],
 )
 @pytest.mark.parametrize("arch", CLUSTERS)
-def test_resolve_compiles(arch: str, block_bytes: int, top_k: int, capacity: int) -> None:
+def test_resolve_compiles(arch: str, block_bytes: int, top_k: int, parcels: int, parcel_slots: int) -> None:
     for cluster in CLUSTERS[arch]:
-        shape = ResolveShape(block_bytes, top_k, capacity, cluster, sweep=cluster == 1)
+        shape = ResolveShape(block_bytes, top_k, parcels, parcel_slots, cluster, sweep=cluster == 1)
         code = compile_kernel("resolve", shape.defines, arch)
         assert code[:4] == b"\x7fELF"
         assert code == compile_kernel("resolve", shape.defines, arch), "the cache gave something else"

@@ -28,6 +28,7 @@ from services.decoder.kv.bounds_index import BoundsIndex
 from services.decoder.kv.full import Full
 from services.decoder.kv.history import Window
 from services.decoder.kv.hot_buffer import HotBuffer
+from services.decoder.kv.hot_class import HotClass, Resize
 from services.decoder.kv.residence import Residence
 from services.decoder.kv.shape import KvShape
 from services.decoder.kv.tiered import Tiered
@@ -46,18 +47,22 @@ class Rig:
     def __init__(self, path: Path, mode: str, groups: int = 3, capacity: int = 4) -> None:
         self.shape = made_up.shape(groups)
         self.path = path
+        self.classes: list[HotClass] = []
         self.arena = made_up.arena(self.shape, path)
         self.tables = made_up.tables(ROWS)
         arena_path = DirectPath(Twins(), self.arena, self.shape, WINDOW, made_up.CPU)
         window = Window(Twins(), self.shape, WINDOW, made_up.CPU)
         self.residence: Residence
         if mode == "tiered":
-            hot = HotBuffer(self.shape, ROWS, MAX_BLOCKS, (MAX_BLOCKS, capacity), made_up.CPU)
+            self.classes = [
+                HotClass(1, ROWS * blocks, 1, blocks, blocks) for blocks in (MAX_BLOCKS, capacity)
+            ]
+            hot = HotBuffer(self.shape, ROWS, MAX_BLOCKS, self.classes, made_up.CPU)
             for pool in hot.pools:
                 pool.fill_(float("nan"))
             self.residence = Tiered(Twins(), self.arena, hot, self.tables, arena_path)
         else:
-            self.residence = Full(Twins(), self.arena, self.shape, 21, arena_path, window)
+            self.residence = Full(Twins(), self.arena, self.shape, 21, self.tables, arena_path, window)
             for layer in range(2):
                 self.residence.pool(layer).fill_(float("nan"))
 
@@ -68,7 +73,17 @@ class Rig:
             chunk = PrefillChunk.build(self.shape, self.tables, row, start, end)
             for layer, sign in enumerate((1, -1)):
                 self.residence.write(layer, chunk, sign * key[start:end], sign * value[start:end])
-        self.residence.seat(row, key.shape[0])
+        self.seat(row, key.shape[0])
+
+    def seat(self, row: int, tokens: int) -> None:
+        """With as many parcels as the row can own."""
+        self.residence.resize(
+            [
+                Resize(number, row, list(range(row * of.most, (row + 1) * of.most)))
+                for number, of in enumerate(self.classes)
+            ]
+        )
+        self.residence.seat(row, tokens)
 
     def decode(self, row: int, at: int, key: Tensor, value: Tensor, selected: list[int]) -> list[Tensor]:
         """One token, [kv_heads, head_dim], at position `at`; returns each layer's selected blocks as
@@ -177,8 +192,9 @@ def test_seat_loads_the_filled_part_of_the_open_block_and_no_more(tmp_path: Path
         for group in range(3):
             lane = 3 * 3 + group
             tables = hot.tables[layer]
-            assert tables.resident[lane] == 1
-            slot = tables.pool_slot[lane, tables.block_to_slot[lane, 2]]
+            assert int((tables.block_to_slot[lane] >= 0).sum()) == 1
+            slot = hot.open_slots(layer, 3)[group]
+            assert int(tables.slot_to_block[slot]) == 2
             block = rig.residence.pool(layer)[slot]  # [block_tokens, 2, 1, head_dim]
             assert torch.equal(block[:2, 0, 0], sign * key[8:10, group])
             assert torch.equal(block[:2, 1, 0], sign * value[8:10, group])
@@ -262,7 +278,7 @@ def test_the_heart_with_a_budget_of_everything_is_dense_attention(
             for token in range(start, end):
                 past = (side[: token + 1] for side in data[i])
                 assert torch.allclose(out[token - start], naive_output(query[i, token], *past), atol=1e-5)
-        rig.residence.seat(row, prompt)
+        rig.seat(row, prompt)
     for step in range(20):
         at = [prompt + step for prompt in prompts]
         batch = decode_batch(shape, rig.tables, rows, at)
@@ -291,7 +307,7 @@ def test_the_heart_with_a_small_budget_attends_to_quests_choice(
     query = torch.randn(60, 6, 8)
     chunk = PrefillChunk.build(shape, rig.tables, row, 0, prompt)
     heart.prefill(1, chunk, query[:prompt], key[:prompt], value[:prompt], 1.0)
-    rig.residence.seat(row, prompt)
+    rig.seat(row, prompt)
     for at in range(prompt, 60):
         batch = decode_batch(shape, rig.tables, [row], [at])
         now = slice(at, at + 1)

@@ -15,6 +15,7 @@ from services.decoder.attention.everything import Everything
 from services.decoder.attention.heart import Heart
 from services.decoder.attention.quest import Quest
 from services.decoder.attention.selector import Selector
+from services.decoder.engine.capacity_book import CapacityBook
 from services.decoder.engine.decode_graphs import DecodeGraphs
 from services.decoder.engine.device_sampler import DeviceSampler
 from services.decoder.engine.draw import DeviceDraw, HostDraw
@@ -59,12 +60,12 @@ def assemble(
     tables = RowTables(settings.max_rows, plan.max_pages, device)
     residence: Residence
     if settings.kv_mode == "tiered":
-        hot = HotBuffer(shape, settings.max_rows, plan.max_blocks, plan.capacities, device)
+        hot = HotBuffer(shape, settings.max_rows, plan.max_blocks, plan.hot_classes, device)
         residence = Tiered(kernels, arena, hot, tables, arena_path(plan, kernels, arena, device, reads=True))
     else:
         window = Window(kernels, shape, settings.whole_window_tokens, device)
         path = arena_path(plan, kernels, arena, device, reads=False)
-        residence = Full(kernels, arena, shape, plan.device_pages, path, window)
+        residence = Full(kernels, arena, shape, plan.device_pages, tables, path, window)
     bounds = None
     if plan.quest_layers:
         bounds = BoundsIndex(arena, shape, plan.device_pages, plan.quest_layers, device)
@@ -146,6 +147,11 @@ def page_hasher(plan: MemoryPlan, fingerprint: bytes) -> PageHasher | None:
         return None
     decoding = (settings.selector, settings.quest_sharing, settings.budget_tokens, settings.dense_layers)
     return PageHasher(fingerprint, repr(decoding).encode(), plan.shape.page_tokens)
+
+
+def capacity_book(plan: MemoryPlan) -> CapacityBook:
+    """Who owns what of the hot buffer; nobody anything in full mode."""
+    return CapacityBook(plan.hot_classes, plan.shape.block_tokens)
 
 
 def limits_of(plan: MemoryPlan) -> Limits:

@@ -92,6 +92,7 @@ class Runner:
         mark = self._begin(plan)
         for row in plan.left_rows:
             self.residence.leave(row)
+        self.residence.resize(plan.resizes)
         for row, first, host_pages, device_pages in plan.new_pages:
             self.tables.put(row, first, host_pages, device_pages)
         self.residence.load(plan.loads)
@@ -99,6 +100,10 @@ class Runner:
             self.bounds.load(plan.loads)
         for sequence in plan.seats:
             self.residence.seat(_row(sequence), sequence.computed)
+            if self.bounds is not None:
+                last = (sequence.computed - 1) // self.shape.page_tokens
+                host, device = sequence.host_pages[last].page, sequence.device_pages[last]
+                self.bounds.reopen(host, device, sequence.computed)
             self.draw.seat(sequence)
         if not plan.tokens:
             return RunningStep(plan, [], None)

@@ -145,6 +145,9 @@ class EngineServicer(pb_grpc.EngineServicer):
         return pb.EngineStats(
             requests_running=stats.running,
             requests_waiting=stats.waiting,
+            requests_parked=stats.parked,
+            rows_parked=stats.parkings,
+            pages_given_up=stats.releases,
             prompt_tokens=stats.prompt_tokens,
             generation_tokens=stats.generation_tokens,
             cached_prompt_tokens=stats.cached_prompt_tokens,
@@ -173,6 +176,10 @@ class EngineServicer(pb_grpc.EngineServicer):
             device_pages_used=served.device_pages.count - served.device_pages.free,
             hot_slots_total=hot.total,
             hot_slots_used=hot.used,
+            hot_row_tokens_least=stats.hot.least_tokens,
+            hot_row_tokens_most=stats.hot.most_tokens,
+            hot_rows_whole=stats.hot.whole,
+            hot_resizes=stats.hot.resizes,
             host_pages_held=served.store.held,
         )
 

@@ -55,7 +55,6 @@ class PrefillChunk:
     host_pages: Tensor  # the same on the device
     device_pages: Tensor  # [pages up to the end] int32
     bounds_blocks: Tensor  # [blocks the chunk touches] int64
-    last_block: Tensor  # [groups] int64, where the chunk's last block lies on the device
 
     @classmethod
     def build(cls, shape: KvShape, tables: RowTables, row: int, start: int, end: int) -> PrefillChunk:
@@ -71,8 +70,6 @@ class PrefillChunk:
         resident = tables.device_pages[row, :pages]
         block = torch.arange(start // shape.block_tokens, -(-end // shape.block_tokens), device=device)
         page = resident.index_select(0, block // shape.blocks_per_page).long()
-        in_page = block % shape.blocks_per_page
-        group = torch.arange(shape.groups, device=device)
         return cls(
             row=row,
             start=start,
@@ -80,6 +77,5 @@ class PrefillChunk:
             arena_pages=tables.arena_pages(row, pages),
             host_pages=tables.host_pages[row, :pages],
             device_pages=resident,
-            bounds_blocks=page * shape.blocks_per_page + in_page,
-            last_block=(page[-1] * shape.groups + group) * shape.blocks_per_page + in_page[-1],
+            bounds_blocks=page * shape.blocks_per_page + block % shape.blocks_per_page,
         )

@@ -14,12 +14,15 @@ from torch import Tensor
 from services.decoder.kernels.bounds import BlockBounds
 from services.decoder.kernels.counter import Counter
 from services.decoder.kernels.decode_batch import DecodeBatch
+from services.decoder.kernels.places import blocks_of
 from services.decoder.kernels.step_kernels import Placement, StepKernels
 from services.decoder.kv.arena_map import ArenaMap
 from services.decoder.kv.arena_path import ArenaPath
 from services.decoder.kv.batch import PrefillChunk
 from services.decoder.kv.history import KeysValues, Window, window_runs
+from services.decoder.kv.hot_class import Resize
 from services.decoder.kv.residence import SlotCount
+from services.decoder.kv.row_tables import RowTables
 from services.decoder.kv.shape import KvShape
 
 
@@ -32,15 +35,17 @@ class Full:
         arena: ArenaMap,
         shape: KvShape,
         device_pages: int,
+        tables: RowTables,
         path: ArenaPath,
         window: Window,
     ) -> None:
-        """Allocate `device_pages` pages a layer on the window's device; prefill writes through by `path`."""
+        """Allocate `device_pages` pages a layer on the tables' device; prefill writes through by `path`."""
+        device = tables.device_pages.device
         self._kernels = kernels
+        self._tables = tables
         self._shape = shape
         self._path = path
         self._window = window
-        device = window.device
         self._arena = [arena.kv_blocks(layer) for layer in range(shape.layers)]
         blocks = device_pages * shape.groups * shape.blocks_per_page
         self._pools = [
@@ -50,7 +55,17 @@ class Full:
         self.counters = torch.zeros(shape.layers, len(Counter), dtype=torch.int64, device=device)
 
     def seat(self, row: int, tokens: int) -> None:
-        """Nothing to do: prefill wrote the pages."""
+        """Clear the rest of the open block, which was another's: attend multiplies it, if only by zero."""
+        shape = self._shape
+        opened = (tokens - 1) // shape.block_tokens
+        filled = tokens - opened * shape.block_tokens
+        page, in_page = divmod(opened, shape.blocks_per_page)
+        pages = self._tables.device_pages[row : row + 1, page : page + 1]
+        place = blocks_of(pages, shape.groups, shape.blocks_per_page)[0, :, in_page]
+        records = torch.arange(filled, shape.block_tokens, device=place.device)
+        records = (place.unsqueeze(1) * shape.block_tokens + records).flatten()
+        for pool in self._pools:
+            pool.view(-1, shape.record_elements).index_fill_(0, records, 0)
 
     def load(self, pages: Sequence[tuple[int, int]]) -> None:
         """Copy them to the device."""
@@ -64,6 +79,9 @@ class Full:
 
     def leave(self, row: int) -> None:
         """Nothing to do: the pages are the scheduler's to give back."""
+
+    def resize(self, resizes: Sequence[Resize]) -> None:
+        """There is no hot buffer."""
 
     def resolve(self, layer: int, batch: DecodeBatch, selected: Tensor) -> Placement:
         """A look-up in the row's page table."""
@@ -93,8 +111,6 @@ class Full:
 
     def write(self, layer: int, chunk: PrefillChunk, key: Tensor, value: Tensor) -> None:
         """Prefill writes the device and the arena."""
-        if chunk.end % self._shape.block_tokens:
-            self._pools[layer][chunk.last_block] = 0  # the rest of the block was another's
         first_page, first = divmod(chunk.start, self._shape.page_tokens)
         pages = chunk.device_pages[first_page:]
         self._kernels.write_run(key, value, self._shape.as_pages(self._pools[layer]), pages, first)

@@ -15,6 +15,7 @@ from services.decoder.kernels.decode_batch import DecodeBatch
 from services.decoder.kernels.step_kernels import Placement
 from services.decoder.kv.batch import PrefillChunk
 from services.decoder.kv.history import KeysValues
+from services.decoder.kv.hot_class import Resize
 
 
 class SlotCount(NamedTuple):
@@ -37,6 +38,12 @@ class Residence(Protocol):
 
     def leave(self, row: int) -> None:
         """Forget `row`; a row that was never seated is ignored."""
+
+    def resize(self, resizes: Sequence[Resize]) -> None:
+        """Let rows own other parcels of the hot buffer, between steps; those that lose some come first.
+
+        A row gets its first parcels before it is seated.
+        """
 
     def resolve(self, layer: int, batch: DecodeBatch, selected: Tensor) -> Placement:
         """Make every selected block (`[lanes, top_k]` int32) readable in the layer's pool."""

@@ -20,6 +20,7 @@ from services.decoder.kv.arena_path import ArenaPath
 from services.decoder.kv.batch import PrefillChunk
 from services.decoder.kv.history import KeysValues
 from services.decoder.kv.hot_buffer import HotBuffer
+from services.decoder.kv.hot_class import Resize
 from services.decoder.kv.residence import SlotCount
 from services.decoder.kv.row_tables import RowTables
 
@@ -36,7 +37,6 @@ class Tiered:
         self._shape = shape
         self._tables = tables
         self._path = path
-        self._seated: set[int] = set()
         device = tables.host_pages.device
         self.counters = torch.zeros(shape.layers, len(Counter), dtype=torch.int64, device=device)
         self._layers = [
@@ -45,18 +45,17 @@ class Tiered:
         ]
 
     def seat(self, row: int, tokens: int) -> None:
-        """Give `row` its hot slots and load the filled part of its open block."""
+        """Let `row` use its hot slots, and load the filled part of its open block."""
         shape = self._shape
         opened = (tokens - 1) // shape.block_tokens
         filled = tokens - opened * shape.block_tokens
         self.hot.seat(row, opened)
-        self._seated.add(row)
         page, in_page = divmod(opened, shape.blocks_per_page)
         pages = self._tables.host_pages[row : row + 1, page : page + 1]
         home = blocks_of(pages, shape.groups, shape.blocks_per_page)[0, :, in_page]
         for layer, store in enumerate(self._layers):
             block = store.arena.index_select(0, home).view(shape.groups, shape.block_tokens, -1)
-            block[:, filled:] = 0  # whatever an earlier owner of the page left there
+            block[:, filled:].zero_()  # whatever an earlier owner of the page left there
             store.pool.index_copy_(0, self.hot.open_slots(layer, row), block.view(shape.groups, -1))
 
     def load(self, pages: Sequence[tuple[int, int]]) -> None:
@@ -64,9 +63,11 @@ class Tiered:
 
     def leave(self, row: int) -> None:
         """Take the row's hot slots."""
-        if row in self._seated:
-            self._seated.remove(row)
-            self.hot.leave(row)
+        self.hot.leave(row)
+
+    def resize(self, resizes: Sequence[Resize]) -> None:
+        """Of the hot buffer; bytes move on the device where a row shrinks."""
+        self.hot.resize(resizes)
 
     def resolve(self, layer: int, batch: DecodeBatch, selected: Tensor) -> Placement:
         """The resolve of DESIGN section 4."""

@@ -46,7 +46,7 @@ class GpuKernels:
         self._attend_arrived = torch.zeros(rows * kv_heads, dtype=torch.int32, device=device)
         self._waited_until = torch.zeros(1, dtype=torch.int64, device=device)  # of all layers: one clock
         self._known: dict[object, object] = {}
-        self._fitting: dict[tuple[int, int, int, int], ResolveShape] = {}
+        self._fitting: dict[tuple[int, int, int, int, int], ResolveShape] = {}
 
     def select(self, batch: DecodeBatch, bounds: Tensor, query: Tensor, top_k: int) -> Tensor:
         """kernels/gpu/select.cu; ascending, where the twin puts the best first."""
@@ -84,7 +84,7 @@ class GpuKernels:
         """kernels/gpu/resolve.cu, with the widest clusters that all run at once."""
         lanes, top_k = selected.shape
         block_bytes = layer.pool.shape[1] * layer.pool.element_size()
-        key = (block_bytes, top_k, layer.tables.order.shape[1], lanes)
+        key = (block_bytes, top_k, layer.tables.parcels.shape[1], layer.tables.parcel_slots, lanes)
         shape = self._fitting.get(key)
         if shape is None:
             shape = self._fitting[key] = self._same(ResolveShape.fitting(*key, skip_io=self._skip_io))
