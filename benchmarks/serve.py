@@ -1,7 +1,7 @@
 """What clients see over HTTP, `tiered` beside `full` with the same device memory for KV.
 
     python -m benchmarks.serve [--shape qwen3-8b] [--contexts 4096 32768 131072] [--streams 1 8 32 64]
-                               [--device-bytes 40GiB] [--arena-bytes 64GiB] [--modes full tiered]
+                               [--device-bytes 80GiB] [--arena-bytes 64GiB] [--modes full tiered]
 
 Both services run as `make run` starts them, with random weights of real shapes; every stream is a connection
 of its own. Prompts of the shortest context have nothing in common; longer ones share all but their last page,
@@ -36,6 +36,7 @@ from services.decoder.models.bundled.directory import default_model
 
 _PAGE_TOKENS = 64
 _ANSWER_TOKENS = 160
+_BOUNDS_SHARE = 2 / 16  # bytes of Quest's bounds beside those of the records
 _VOCABULARY = 30_000  # ids that every tokenizer has
 
 
@@ -82,12 +83,18 @@ async def measure(server: LiveServer, name: str, prompts: Sequence[Sequence[int]
     }
 
 
-def flags(mode: str, device_bytes: int, token_bytes: int, index_share: float, rows: int) -> list[str]:
-    """The decoder's, such that KV, index and hot slots of `mode` take `device_bytes`."""
+def flags(mode: str, device_bytes: int, token_bytes: int, rows: int, longest: int) -> list[str]:
+    """The decoder's, such that KV, index and hot slots of `mode` take `device_bytes`.
+
+    Tiered divides them: index for every row at the longest context, but half of the bytes at most.
+    """
+    index_bytes = token_bytes * _BOUNDS_SHARE
     if mode == "full":
-        tokens = int(device_bytes / (token_bytes * (1 + index_share)))
-        return ["--kv-mode", "full", "--device-cache-tokens", str(tokens), "--max-rows", str(rows)]
-    return ["--kv-mode", "tiered", "--max-rows", str(rows)]
+        tokens = int(device_bytes / (token_bytes + index_bytes))
+        return ["--kv-mode", "full", "--device-cache-tokens", str(tokens)]
+    tokens = int(min(rows * longest, device_bytes / 2 / index_bytes))
+    hot_bytes = int(device_bytes - tokens * index_bytes)
+    return ["--device-cache-tokens", str(tokens), "--hot-bytes", str(hot_bytes)]
 
 
 def main() -> None:
@@ -98,7 +105,7 @@ def main() -> None:
     parser.add_argument("--contexts", type=int, nargs="+", default=[4096, 32768, 131072])
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32, 64])
     parser.add_argument("--modes", nargs="+", default=["full", "tiered"], choices=["full", "tiered"])
-    parser.add_argument("--device-bytes", type=parse_bytes, default=parse_bytes("40GiB"))
+    parser.add_argument("--device-bytes", type=parse_bytes, default=parse_bytes("80GiB"))
     parser.add_argument("--arena-bytes", type=parse_bytes, default=parse_bytes("64GiB"))
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--tokenizer", type=Path, help="directory of a tokenizer; default: the bundled one")
@@ -115,11 +122,13 @@ def main() -> None:
             config = synthetic_config(wanted.shape, wanted.layers)
             config.max_position_embeddings = max(config.max_position_embeddings, longest)
             write_checkpoint(config, model, wanted.tokenizer or default_model(), torch.device(wanted.device))
+            torch.cuda.empty_cache()  # the server needs the device
         config = synthetic_config(wanted.shape, wanted.layers)
         token_bytes = config.num_hidden_layers * config.num_key_value_heads * 2 * config.head_dim * 2
         for mode in wanted.modes:
-            decoder = flags(mode, wanted.device_bytes, token_bytes, 2 / 16, max(wanted.streams))
-            decoder += ["--device", wanted.device, "--max-model-len", str(longest)]
+            most = max(wanted.streams)
+            decoder = flags(mode, wanted.device_bytes, token_bytes, most, longest)
+            decoder += ["--max-rows", str(most), "--device", wanted.device, "--max-model-len", str(longest)]
             log = (wanted.logs or Path(scratch)) / f"{mode}.log"
             arena = ["--arena-bytes", str(wanted.arena_bytes)]
             with live_server(log, decoder, arena, model=model) as server:

@@ -30,8 +30,8 @@ def settings(model: Path, **changes: object) -> DecoderSettings:
     base: dict[str, object] = {
         "model": model,
         "block_tokens": 2,
-        "budget_tokens": 64,
-        "hot_tokens": 66,
+        "budget_tokens": 66,
+        "hot_tokens": 68,
         "max_step_tokens": 768,
         "window_tokens": 256,
     }

@@ -193,7 +193,7 @@ def test_seat_loads_the_filled_part_of_the_open_block_and_no_more(tmp_path: Path
             lane = 3 * 3 + group
             tables = hot.tables[layer]
             assert int((tables.block_to_slot[lane] >= 0).sum()) == 1
-            slot = hot.open_slots(layer, 3)[group]
+            slot = hot.open_slots(3)[layer][group]
             assert int(tables.slot_to_block[slot]) == 2
             block = rig.residence.pool(layer)[slot]  # [block_tokens, 2, 1, head_dim]
             assert torch.equal(block[:2, 0, 0], sign * key[8:10, group])

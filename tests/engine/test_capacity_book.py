@@ -169,22 +169,16 @@ def test_a_row_grows_ahead_of_need_and_rarely() -> None:
 
 def test_small_differences_take_nothing_from_others() -> None:
     rig = World([HotClass(3, 100, 2, 5, 100)])
-    for row in range(2):
-        rig.admit(row, 2000, 800)
+    for row, tokens in enumerate((800, 800, 26 * 8)):
+        rig.admit(row, 2000, tokens)
     rig.step()
-    rig.admit(2, 40, 33)
-    rig.step()
-    before = [len(rig.owned[0][row]) for row in range(3)]
-    rig.leave(2)
-    rig.step()
-    rig.admit(2, 40, 33)
-    rig.step()
-    # The short row needs its parcels; one long row gave them, and the other is within an eighth of its
-    # target.
-    after = [len(rig.owned[0][row]) for row in range(3)]
-    assert after[2] == before[2] == 5
-    assert sum(after) <= 100
-    assert rig.step() == []
+    assert [len(rig.owned[0][row]) for row in range(3)] == [35, 35, 26 + 4]
+    rig.tokens[2] += 8
+    assert not rig.book.is_due(rig.tokens.items()), "it could use a parcel more, and has three ahead"
+    rig.admit(3, 40, 33)
+    assert {row for _, row, _ in rig.step()} == {0, 1, 3}, "somebody came, and row 2 takes nothing by the way"
+    rig.tokens[2] += 24
+    assert [(row, len(parcels)) for _, row, parcels in rig.step() if row == 2] == [(2, 31)]
 
 
 def test_without_classes_nothing_is_counted() -> None:

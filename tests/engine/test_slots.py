@@ -157,6 +157,29 @@ def test_an_abort_gives_its_slots_to_others() -> None:
     rig.finish()
 
 
+def test_nobody_is_parked_for_slots_that_would_not_be_enough() -> None:
+    rig = Rig(parcels=6, floor=4)
+    old, late = ask("a", 100, 30), ask("b", 5, 11, priority=1)
+    for sequence in (old, late):
+        rig.scheduler.submit([sequence])
+    while not late.generated:
+        rig.step()
+    rig.scheduler.submit([ask("c", 100, 10)])
+    while not late.finish:
+        rig.step()
+        assert rig.scheduler.parkings == 0, "2 of 6 parcels would come free, and 4 are needed"
+    rig.finish()
+    urgent = Rig(parcels=6, floor=4)
+    slow, quick = ask("a", 100, 60, priority=1), ask("b", 100, 10)
+    urgent.scheduler.submit([slow])
+    while not slow.generated:
+        urgent.step()
+    urgent.scheduler.submit([quick])
+    urgent.finish()
+    assert urgent.scheduler.parkings == 1
+    check_answers([slow, quick])
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**20), st.integers(2, 5), st.integers(1, 6), st.booleans())
 def test_any_traffic_is_served_with_slots(seed: int, floor: int, floors: int, ahead: bool) -> None:

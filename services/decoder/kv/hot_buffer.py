@@ -139,13 +139,13 @@ class HotBuffer:
                 leave(tables, row)
         self._seated.discard(row)
 
-    def open_slots(self, layer: int, row: int) -> Tensor:
-        """[groups] int64 pool slots of the open block of a row just seated."""
-        lanes = torch.arange(
-            row * self.shape.groups, (row + 1) * self.shape.groups, device=self.pools[layer].device
-        )
-        tables = self.tables[layer]
-        return tables.places(lanes, tables.parcel_slots)[:, 0]
+    def open_slots(self, row: int) -> list[Tensor]:
+        """A layer: [groups] int64 pool slots of the open block of a row just seated."""
+        groups, found = self.shape.groups, []
+        lanes = torch.arange(row * groups, (row + 1) * groups, device=self.pools[0].device)
+        for tables, each in zip(self._stacked, self.classes, strict=True):
+            found += [tables.places(lanes, tables.parcel_slots)[:, 0]] * each.layers
+        return found
 
     @property
     def slots_total(self) -> int:

@@ -53,10 +53,10 @@ class Tiered:
         page, in_page = divmod(opened, shape.blocks_per_page)
         pages = self._tables.host_pages[row : row + 1, page : page + 1]
         home = blocks_of(pages, shape.groups, shape.blocks_per_page)[0, :, in_page]
-        for layer, store in enumerate(self._layers):
+        for store, opened_slots in zip(self._layers, self.hot.open_slots(row), strict=True):
             block = store.arena.index_select(0, home).view(shape.groups, shape.block_tokens, -1)
             block[:, filled:].zero_()  # whatever an earlier owner of the page left there
-            store.pool.index_copy_(0, self.hot.open_slots(layer, row), block.view(shape.groups, -1))
+            store.pool.index_copy_(0, opened_slots, block.view(shape.groups, -1))
 
     def load(self, pages: Sequence[tuple[int, int]]) -> None:
         """Nothing to do: history is read in the arena."""
