@@ -1,7 +1,7 @@
 """Prefill speed on a GPU: tokens a second of full and tiered, from submission to the first token.
 
-    python -m benchmarks.prefill [--model qwen3-8b] [--layers N] [--contexts 8192,32768,131072] [--step-tokens N]
-                                 [--window-tokens N] [--modes full,tiered] [--peer-context 8192]
+    python -m benchmarks.prefill [--model qwen3-8b] [--layers N] [--contexts 8192,...] [--modes full,tiered]
+                                 [--step-tokens N] [--window-tokens N] [--peer-context 8192]
 
 A prompt of random tokens goes through scheduler and runner in chunks as the settings cut them, alone. The
 operations are those of the products (2 a weight and token) and of causal attention (2 a multiply-add; half of
