@@ -1,7 +1,7 @@
 """Prefill speed on a GPU: tokens a second of full and tiered, from submission to the first token.
 
-    python -m benchmarks.prefill [--model qwen3-8b] [--layers N] [--contexts 8192,131072] [--step-tokens N]
-                                 [--window-tokens N] [--modes full,tiered] [--peer-context 8192]
+    python -m benchmarks.prefill [--model qwen3-8b] [--layers N] [--contexts 8192,...] [--modes full,tiered]
+                                 [--step-tokens N] [--window-tokens N] [--peer-context 8192]
 
 A prompt of random tokens goes through scheduler and runner in chunks as the settings cut them, alone. The
 operations are those of the products (2 a weight and token) and of causal attention (2 a multiply-add; half of
@@ -31,6 +31,7 @@ from services.decoder.models.weights import random_weights
 from services.decoder.settings import DecoderSettings
 
 WARM_TOKENS = 21_504  # through every pair of lengths that the attention plans for
+HOT_BYTES = 2**31  # much less than a long row
 SHORT, REPEATS = 16_384, 3  # prompts up to SHORT tokens are repeated
 
 
@@ -56,6 +57,7 @@ def engine_for(
             "model": Path("synthetic"),
             "device": "cuda:0",
             "kv_mode": mode,
+            "hot_bytes": HOT_BYTES,
             "max_rows": 1,
             "max_model_len": longest,
             "max_step_tokens": step_tokens,
@@ -102,7 +104,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", default="qwen3-8b")
     parser.add_argument("--layers", type=int, default=0, help="instead of the model's own number")
-    parser.add_argument("--contexts", default="8192,131072", help="prompt lengths, tokens")
+    parser.add_argument("--contexts", default="8192,32768,131072", help="prompt lengths, tokens")
     parser.add_argument("--modes", default="full,tiered")
     parser.add_argument("--step-tokens", type=int, default=0, help="0 = the server's default")
     parser.add_argument("--window-tokens", type=int, default=16384)

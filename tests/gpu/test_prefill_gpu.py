@@ -241,6 +241,7 @@ def engine(model: CausalLM, **changes: object) -> OfflineEngine:
         "model": Path("synthetic"),
         "device": "cuda:0",
         "budget_tokens": 256,
+        "hot_bytes": 2**28,
         "max_rows": 2,
         "prefix_cache": False,
         "decode_graphs": False,

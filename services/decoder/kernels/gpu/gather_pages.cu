@@ -9,27 +9,27 @@ struct GatherPagesParams {
   const int4* source;  // [all pages, GROUPS, GROUP_BYTES]
   const i32* pages;    // [count]
   int4* out;           // [GROUPS, count, GROUP_BYTES]
-  i32 count;
+  u32 count;
 };
 
-constexpr i32 PIECES = GROUP_BYTES / 16;
+constexpr u32 PIECES = GROUP_BYTES / 16;
 static_assert(PIECES * 16 == GROUP_BYTES, "a group's share of a page must be whole 16-byte pieces");
 
 extern "C" __global__ void __launch_bounds__(THREADS) gather_pages(const __grid_constant__ GatherPagesParams p) {
-  const i64 total = (i64)GROUPS * p.count * PIECES;
-  const i64 first = (i64)blockIdx.x * THREADS * DEPTH + threadIdx.x;
+  const u32 total = GROUPS * p.count * PIECES;
+  const u32 first = blockIdx.x * THREADS * DEPTH + threadIdx.x;
   int4 piece[DEPTH];
 #pragma unroll
   for (i32 d = 0; d < DEPTH; ++d) {
-    const i64 at = first + d * THREADS, run = at / PIECES;
+    const u32 at = first + d * THREADS, run = at / PIECES;
     if (at < total) {
-      const i32 group = (i32)(run / p.count), page = p.pages[run % p.count];
+      const i32 group = run / p.count, page = p.pages[run % p.count];
       piece[d] = p.source[((i64)page * GROUPS + group) * PIECES + at % PIECES];
     }
   }
 #pragma unroll
   for (i32 d = 0; d < DEPTH; ++d) {
-    const i64 at = first + d * THREADS;
+    const u32 at = first + d * THREADS;
     if (at < total) p.out[at] = piece[d];
   }
 }

@@ -23,7 +23,7 @@ class GatherPagesParams(ctypes.Structure):
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("source", "pages", "out")),
-        ("count", ctypes.c_int32),
+        ("count", ctypes.c_uint32),
     ]
 
 

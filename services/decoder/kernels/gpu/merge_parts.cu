@@ -17,7 +17,7 @@ struct MergePartsParams {
   float* out_lse;           // [tokens, heads] contiguous
   i64 first_token, first_head, second_token, second_head;
   i64 first_lse_token, first_lse_head, second_lse_token, second_lse_head;
-  i32 tokens, heads;
+  u32 tokens, heads;
 };
 
 constexpr i32 PIECES = HEAD_DIM / 8;
@@ -41,9 +41,8 @@ __device__ __forceinline__ void load_8(const void* tensor, i64 at, float (&value
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) merge_parts(const __grid_constant__ MergePartsParams p) {
-  const i64 at = (i64)blockIdx.x * THREADS + threadIdx.x, row = at / PIECES;
-  const i32 piece = (i32)(at % PIECES);
-  const i64 token = row / p.heads, head = row % p.heads;
+  const u32 at = blockIdx.x * THREADS + threadIdx.x, row = at / PIECES, piece = at % PIECES;
+  const u32 token = row / p.heads, head = row % p.heads;
   if (token >= p.tokens) return;
   const float first = p.first_lse[token * p.first_lse_token + head * p.first_lse_head];
   const float second = p.second_lse[token * p.second_lse_token + head * p.second_lse_head];
@@ -55,7 +54,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) merge_parts(const __grid_c
   load_8<false>(p.second, token * p.second_token + head * p.second_head + piece * 8, other);
 #pragma unroll
   for (i32 i = 0; i < 8; ++i) one[i] = fmaf(one[i], by_first, other[i] * by_second);
-  const i64 to = row * HEAD_DIM + piece * 8;
+  const i64 to = (i64)row * HEAD_DIM + piece * 8;
   if (OUT_WIDE || ELEMENT == 0) {
     *(float4*)((float*)p.out + to) = make_float4(one[0], one[1], one[2], one[3]);
     *(float4*)((float*)p.out + to + 4) = make_float4(one[4], one[5], one[6], one[7]);

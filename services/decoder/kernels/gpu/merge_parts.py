@@ -29,8 +29,8 @@ class MergePartsParams(ctypes.Structure):
             "first_token", "first_head", "second_token", "second_head",
             "first_lse_token", "first_lse_head", "second_lse_token", "second_lse_head",
         )),
-        ("tokens", ctypes.c_int32),
-        ("heads", ctypes.c_int32),
+        ("tokens", ctypes.c_uint32),
+        ("heads", ctypes.c_uint32),
     ]  # fmt: skip
 
 

@@ -9,14 +9,14 @@
 struct SwigluParams {
   const int4* both;  // [rows, 2 * size]: the gate, then up
   int4* out;         // [rows, size]
-  i64 pieces;        // 16-byte pieces of `out`
-  i32 row;           // pieces of a row of `out`
+  u32 pieces;        // 16-byte pieces of `out`
+  u32 row;           // pieces of a row of `out`
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS) swiglu(const __grid_constant__ SwigluParams p) {
-  const i64 at = (i64)blockIdx.x * THREADS + threadIdx.x;
+  const u32 at = blockIdx.x * THREADS + threadIdx.x;
   if (at >= p.pieces) return;
-  const i64 from = at + at / p.row * p.row;
+  const size_t from = at + (size_t)(at / p.row) * p.row;
   int4 gate = p.both[from];
   const int4 up = p.both[from + p.row];
   u32* own = (u32*)&gate;
@@ -24,7 +24,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) swiglu(const __grid_consta
 #pragma unroll
   for (i32 i = 0; i < 4; ++i) {
     const float2 x = unpack(own[i]), by = unpack(other[i]);
-    const float2 silu = unpack(pack(x.x / (1.0f + expf(-x.x)), x.y / (1.0f + expf(-x.y))));
+    // A float's last bits do not outlive the rounding: the quick exponential and division do.
+    const float2 silu = unpack(pack(__fdividef(x.x, 1.0f + __expf(-x.x)), __fdividef(x.y, 1.0f + __expf(-x.y))));
     own[i] = pack(silu.x * by.x, silu.y * by.y);
   }
   p.out[at] = gate;

@@ -24,8 +24,8 @@ class SwigluParams(ctypes.Structure):
     _fields_ = [
         ("both", ctypes.c_void_p),
         ("out", ctypes.c_void_p),
-        ("pieces", ctypes.c_int64),
-        ("row", ctypes.c_int32),
+        ("pieces", ctypes.c_uint32),
+        ("row", ctypes.c_uint32),
     ]
 
 

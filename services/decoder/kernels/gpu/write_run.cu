@@ -21,8 +21,8 @@ constexpr i32 ROW = GROUPS * RECORD;
 static_assert(HEAD * 16 == HEAD_BYTES, "a head must be whole 16-byte pieces");
 
 extern "C" __global__ void __launch_bounds__(THREADS) write_run(const __grid_constant__ WriteRunParams p) {
-  const i64 at = (i64)blockIdx.x * THREADS + threadIdx.x;
-  const i32 token = (i32)(at / ROW), piece = (i32)(at % ROW);
+  const u32 at = blockIdx.x * THREADS + threadIdx.x;
+  const i32 token = at / ROW, piece = at % ROW;
   if (token >= p.tokens) return;
   const i32 group = piece / RECORD, in_record = piece % RECORD;
   const i64 in_row = (i64)(group * SIDE + in_record % SIDE) * 16;
