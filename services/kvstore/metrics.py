@@ -52,6 +52,11 @@ class StoreMetrics(Collector):
             ["method", "status"],
             registry=self.registry,
         )
+        self.integrity_violations = Counter(
+            "hotset_store_integrity_violations",
+            "Times that the books of pages were found to contradict themselves.",
+            registry=self.registry,
+        )
         self.registry.register(self)
 
     def publish(self, snapshot: StoreSnapshot) -> None:

@@ -35,9 +35,9 @@ class Face:
 
 
 class Fetched(NamedTuple):
-    """The first `count` pages have arrived whole; why not all of them."""
+    """The first `pages` pages have arrived whole; why not all of them."""
 
-    count: int
+    pages: int
     error: HotsetError | None
 
 
@@ -53,15 +53,16 @@ class PageFetcher:
         self._requesters: dict[bytes, tuple[Face, Requester]] = {}
         self.lanes: tuple[str, ...] = ()  # of the connections there are; replaced, never changed
 
-    def fetch(
-        self, face: Face, refs: PageRefs, into: PageBytes, pages: Pages, deadline: float
-    ) -> Fetched:
+    def fetch(self, face: Face, refs: PageRefs, into: PageBytes, pages: Pages, deadline: float) -> Fetched:
         """Pull what `refs` name at the peer into `pages` here, which nobody reads or writes.
 
         A connection that had lain idle may be stale: it is made anew once. Never raises a HotsetError.
 
         Args:
+            face: where the peer answers, and as whom.
             refs: as many as `pages`.
+            into: this store's arena.
+            pages: of this store, open and held for this.
             deadline: monotonic, seconds.
         """
         if into.page_bytes > MAX_REPLY_BYTES:
@@ -69,7 +70,7 @@ class PageFetcher:
         for again in (False, True):
             used = face.address in self._requesters
             fetched = self._try(face, refs, into, pages, deadline)
-            if fetched.error is None or fetched.count or not used or again:
+            if fetched.error is None or fetched.pages or not used or again:
                 break
         return fetched
 

@@ -1,7 +1,7 @@
 """What one store asks of another's data plane: pages, by number and generation.
 
-Knows how that is written: u32 page, u32 generation, once a page, little-endian. The answer is the pages' bytes
-as page_bytes.py packs them, and no fewer.
+Knows how that is written: u32 page, u32 generation, once a page, little-endian. The answer is the bytes of
+the pages as page_bytes.py packs them, and no fewer.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ from services.kvstore.prefix_index import PrefixIndex
 from services.kvstore.recency import Pages, Recency
 
 THE_STORE, THE_PULLER = 0, 1
-"""No sessions: who holds a reopened arena's sealed pages until they are claimed, and pages on their way here."""
+"""No sessions: who holds sealed pages of a reopened arena until they are claimed, and pages on their way here."""
 
 
 class PageTable:
@@ -198,7 +198,7 @@ class PageTable:
             self._found[page] = self._index.add(page_hash, page)
 
     def check_held(self, holder: int, releases: PageRefs) -> tuple[Pages, Counts]:
-        """Pages that `holder` holds as often as they stand there: each once, and how often; from any thread."""
+        """Pages, all held by `holder` as often as they stand there: each once, how often; from any thread."""
         self._headers.check_live(releases)
         pages, counts = releases.counted()
         held = self._holdings.of(holder)[pages]

@@ -1,9 +1,9 @@
 """Fetches from other stores what a match would miss: their prefix caches, a hash at a time, best effort.
 
 Knows the store's parts, links to peers and a fetcher. A peer's word on what it has is worth a try, no more:
-what counts is what arrives, compared, in the generation that the peer pinned. Pages on their way are THE_PULLER's,
-open and found by no hash; those that have arrived whole are sealed and cached, as if computed here. What a
-fault leaves half done is freed, and the next match goes on behind the pages that had arrived.
+what counts is what arrives, compared, in the generation that the peer pinned. Pages on their way are
+THE_PULLER's, open and found by no hash; those that have arrived whole are sealed and cached, as if computed
+here. What a fault leaves half done is freed, and the next match goes on behind the pages that had arrived.
 
 One pull at a time: a second one for the same prompt finds the pages of the first.
 """
@@ -46,7 +46,12 @@ class Peers:
     """Of one event loop, and one thread for the bytes."""
 
     def __init__(
-        self, parts: StoreParts, links: Sequence[PeerLink], transport: str, fetcher: PageFetcher, seconds: float
+        self,
+        parts: StoreParts,
+        links: Sequence[PeerLink],
+        transport: str,
+        fetcher: PageFetcher,
+        seconds: float,
     ) -> None:
         """Ask the stores behind `links` by `transport`, for `seconds` a match at most."""
         self._parts = parts
@@ -62,7 +67,7 @@ class Peers:
         self.counters = PullCounters()
 
     async def fill(self, page_hashes: Sequence[bytes]) -> None:
-        """Have what peers know of a chain here, as far as that succeeds in time. Never raises a HotsetError."""
+        """Have what peers know of a chain here, as far as that succeeds in time. Raises no HotsetError."""
         if self._missing(page_hashes) is None:
             return
         task = asyncio.create_task(self._fill(page_hashes, time.monotonic() + self._seconds))
@@ -159,10 +164,9 @@ class Peers:
         )
         chain: list[PageRef | None] = [list(before)[-1] if len(before) else None, *ours]
         seals = [
-            Seal(page, page_hashes[at], chain[at])
-            for at, page in enumerate(list(ours)[: fetched.count])
+            Seal(page, page_hashes[at], chain[at]) for at, page in enumerate(list(ours)[: fetched.pages])
         ]
         table.update(THE_PULLER, _NOTHING, seals, 0)
-        self.counters.pages += fetched.count
-        _log.info("pulled peer=%s pages=%d of=%d", link.address, fetched.count, len(theirs))
+        self.counters.pages += fetched.pages
+        _log.info("pulled peer=%s pages=%d of=%d", link.address, fetched.pages, len(theirs))
         return fetched.error

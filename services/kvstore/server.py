@@ -22,6 +22,7 @@ from services.contract.errors import SetupError
 from services.contract.rpc_errors import AioErrorInterceptor
 from services.kvstore.data_metrics import DataMetrics
 from services.kvstore.data_plane import DataPlane
+from services.kvstore.idle_check import IdleCheck
 from services.kvstore.metrics import MetricsServer, RpcMeter, StoreMetrics
 from services.kvstore.servicer import KvStoreServicer
 from services.kvstore.settings import KvStoreSettings
@@ -70,7 +71,8 @@ async def serve(settings: KvStoreSettings) -> None:
                 sizes.table(),
                 f"kvstore ready grpc={address} metrics={metrics_server.address} arena={sizes.arena_path}",
             )
-            beat = asyncio.create_task(_beat(store, metrics))
+            idle = IdleCheck(store, metrics.integrity_violations.inc)
+            beat = asyncio.create_task(_beat(store, metrics, idle))
             try:
                 await _first(stop, beat)
                 await _set_health(health_servicer, health_pb2.HealthCheckResponse.NOT_SERVING)
@@ -79,6 +81,8 @@ async def serve(settings: KvStoreSettings) -> None:
             finally:
                 beat.cancel()
                 await server.stop(0 if hurry.is_set() else _LAST_CALLS_SECONDS)
+                if not hurry.is_set():
+                    idle.check()
         finally:
             metrics_server.close()
     finally:
@@ -108,10 +112,12 @@ async def _set_health(servicer: health.aio.HealthServicer, status: int) -> None:
         await servicer.set(name, status)
 
 
-async def _beat(store: Store, metrics: StoreMetrics) -> None:
+async def _beat(store: Store, metrics: StoreMetrics, idle: IdleCheck) -> None:
     while True:
         store.tick()
-        metrics.publish(store.snapshot())
+        now = store.snapshot()
+        metrics.publish(now)
+        idle.beat(now)
         await asyncio.sleep(_BEAT_SECONDS)
 
 

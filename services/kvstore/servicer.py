@@ -26,8 +26,9 @@ _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
 class KvStoreServicer(rpc.KvStoreServicer):
-    """Every method runs to its end in one turn of the event loop, so the store sees one call at a time. Only a
-    match may wait before it begins: for pages of other stores.
+    """Every method runs to its end in one turn of the event loop, so the store sees one call at a time.
+
+    Only a match may wait, before it begins: for pages of other stores.
     """
 
     def __init__(self, store: Store, data: DataPlane) -> None:
@@ -68,8 +69,10 @@ class KvStoreServicer(rpc.KvStoreServicer):
             self._store.heartbeat(request.session_id, request.epoch)
             check_chain(hashes)
             await self._data.fill(hashes)
-        reply = pb.MatchReply()
-        _write(self._store.match(request.session_id, request.epoch, hashes), reply.pages)
+        found = self._store.match(request.session_id, request.epoch, hashes)
+        counts = self._store.page_counts
+        reply = pb.MatchReply(free_pages=counts.free, cached_pages=counts.cached)
+        _write(found, reply.pages)
         return reply
 
     async def Update(self, request: pb.UpdateRequest, context: _Context) -> pb.UpdateReply:

@@ -40,7 +40,9 @@ class Session:
     expired: bool = False  # a mapped client past its lease, whose process lives
     last_sequence: int = 0
     last_answer: Updated | None = None
-    data_key: bytes = field(default_factory=lambda: secrets.token_bytes(16))  # of this epoch's requests for bytes
+    data_key: bytes = field(
+        default_factory=lambda: secrets.token_bytes(16)
+    )  # of this epoch's requests for bytes
 
 
 def session_id_of(token: str) -> int:

@@ -43,7 +43,8 @@ class KvStoreSettings(ServiceSettings):
     )
     drain_seconds: float = Field(3.0, ge=0, le=7, description="seconds clients get to detach after SIGTERM")
     data_transport: Literal["off", "mapped", "tcp", "ucx"] = Field(
-        "off", description="how bytes of pages move between stores; the same on all of them (docs/transport.md)"
+        "off",
+        description="how bytes of pages move between stores; the same on all of them (docs/transport.md)",
     )
     data_listen: str = Field(
         "127.0.0.1:0", description="address of the transport tcp, host:port (0 = any); peers must reach it"
@@ -56,7 +57,8 @@ class KvStoreSettings(ServiceSettings):
         "any", description="lanes that UCX must use; a connection over others is refused"
     )
     peers: str = Field(
-        "", description="gRPC addresses of other stores to fetch prefixes from, host:port, with commas between"
+        "",
+        description="gRPC addresses of other stores to fetch prefixes from, host:port, with commas between",
     )
     pull_seconds: float = Field(
         0.5, gt=0, le=1.5, description="seconds that a match may wait for bytes of other stores"

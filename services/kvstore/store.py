@@ -18,6 +18,7 @@ from services.kvstore.orders import (
     Attached,
     AttachOrder,
     ClientKind,
+    PageCounts,
     Updated,
     UpdateOrder,
     check_chain,
@@ -49,6 +50,7 @@ class Store:
         self._sessions = Sessions(locks, clock, lease_seconds)
         self._counters = StoreCounters()
         self._space = PageSpace(arena, locks, clock, lease_seconds)
+        self.parts = StoreParts(arena, self._space, self._sessions)
         self.draining = False
 
     @classmethod
@@ -66,14 +68,14 @@ class Store:
             raise
 
     @property
-    def parts(self) -> StoreParts:
-        """For the data plane."""
-        return StoreParts(self._arena, self._space, self._sessions)
-
-    @property
     def reopened(self) -> bool:
         """Whether the arena was there before."""
         return self._arena.reopened
+
+    @property
+    def page_counts(self) -> PageCounts:
+        """Pages by state, now."""
+        return self._space.counts
 
     def attach(self, order: AttachOrder) -> Attached:
         """Open a session or take one up again.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,12 +19,3 @@ def model_fp32(default_model: Path) -> CausalLM:
 @pytest.fixture(scope="session")
 def model_bf16(default_model: Path) -> CausalLM:
     return CausalLM(ModelSpec.read(default_model), torch.bfloat16, torch.device("cpu"))
-
-
-@pytest.fixture(scope="module")
-def one_thread() -> Iterator[None]:
-    """For tiny tensors: a second thread only waits, and on a busy machine for long."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)

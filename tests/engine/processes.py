@@ -98,13 +98,14 @@ class Process:
         return status
 
     def clear_away(self) -> None:
-        """Whatever happened, leave no process and no pipe."""
+        """Whatever happened, leave no process and no pipe; no check of its books may have failed."""
         if self.popen.poll() is None:
             self.popen.send_signal(signal.SIGCONT)
             self.popen.kill()
         self.wait(30)
         if self.popen.stdout is not None:
             self.popen.stdout.close()
+        assert "integrity_violated" not in self.text, self.text
 
 
 class Keeper:
@@ -118,8 +119,9 @@ class Keeper:
         return process
 
     def clear_away(self) -> None:
-        while self._kept:
-            self._kept.pop().clear_away()
+        with contextlib.ExitStack() as stack:  # all of them, whatever one of them says
+            while self._kept:
+                stack.callback(self._kept.pop(0).clear_away)
 
 
 class KvStore(Process):
@@ -246,6 +248,7 @@ class Engine(Process):
     def idle(self) -> bool:
         """Whether everything has come back: rows, slots and pages."""
         now = self.stats()
+        assert now.integrity_violations == 0, self.text
         return not (
             now.requests_running
             or now.requests_waiting

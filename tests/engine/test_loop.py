@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -38,8 +40,8 @@ class Rig:
             clock=lambda: self.now,
         )
 
-    def ask(self, name: str) -> Sequence:
-        sequence = Sequence(name, 0, [5, 6, 7], Sampling(), seed=0, max_tokens=40)
+    def ask(self, name: str, priority: int = 0) -> Sequence:
+        sequence = Sequence(name, 0, [5, 6, 7], Sampling(), seed=0, max_tokens=40, priority=priority)
         self.loop.submit([sequence])
         return sequence
 
@@ -54,7 +56,7 @@ def test_who_waits_too_long_is_told_and_the_others_go_on(tmp_path: Path) -> None
     assert waits.finish is None
     rig.now = 31
     rig.loop.step()
-    assert waits.finish is Finish.ERROR
+    assert waits.finish is Finish.NO_ROOM
     assert "no room came free in 30 s" in waits.error
     assert (waits, []) in rig.news
     assert runs.finish is late.finish is None
@@ -84,3 +86,39 @@ def test_a_breach_of_the_books_is_logged_and_counted(
         rig.loop.check_integrity()
     assert rig.loop.stats().integrity_violations == 1
     assert "integrity_violated what='device pages lost'" in caplog.text
+
+
+def test_the_books_are_checked_when_idle_and_at_the_end(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, queue_seconds=0)
+    thread = threading.Thread(target=rig.loop.run)
+    thread.start()
+    try:
+        one = rig.ask("one")
+        deadline = time.monotonic() + 30
+        while not one.finish:
+            assert time.monotonic() < deadline
+        rig.engine.device_pages.take(1)
+        while not rig.loop.stats().integrity_violations:
+            assert time.monotonic() < deadline, "nobody looked"
+            time.sleep(0.01)
+    finally:
+        rig.loop.stop()
+        thread.join(30)
+    assert rig.loop.stats().integrity_violations == 2
+
+
+def test_one_that_was_parked_is_not_sent_away(tmp_path: Path) -> None:
+    """It has waited for its first row, and waits for the next one as long as it must."""
+    rig = Rig(tmp_path, queue_seconds=30)
+    low = rig.ask("low", priority=1)
+    rig.loop.step()
+    high = rig.ask("high")
+    rig.loop.step()
+    assert low.is_parked
+    rig.now = 31
+    rig.loop.step()
+    assert low.finish is None
+    while rig.engine.scheduler.has_work:
+        rig.loop.step()
+    assert low.finish is high.finish is Finish.LENGTH
+    assert (rig.loop.stats().parkings, rig.loop.stats().releases) == (1, 0)

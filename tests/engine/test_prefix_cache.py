@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return checkpoints.save(tmp_path_factory.mktemp("model"), "llama")
 
 
-def engine(checkpoint: Path, **changes: object) -> OfflineEngine:
+def engine(checkpoint: Path, arena_bytes: int = 16 * 2**20, **changes: object) -> OfflineEngine:
     base: dict[str, object] = {
         "model": checkpoint,
         "dtype": "float32",
@@ -29,7 +30,7 @@ def engine(checkpoint: Path, **changes: object) -> OfflineEngine:
         "max_model_len": 448,
         "max_step_tokens": 96,
     }
-    return OfflineEngine(DecoderSettings.model_validate(base | changes), 16 * 2**20)
+    return OfflineEngine(DecoderSettings.model_validate(base | changes), arena_bytes)
 
 
 def ask(name: str, prompt: list[int], tokens: int = 20, **more: object) -> Sequence:
@@ -39,7 +40,7 @@ def ask(name: str, prompt: list[int], tokens: int = 20, **more: object) -> Seque
 @pytest.mark.parametrize("mode", ["tiered", "full"])
 @pytest.mark.parametrize("selector", ["quest", "everything"])
 def test_a_found_prefix_gives_the_same_tokens(checkpoint: Path, mode: str, selector: str) -> None:
-    settings = {"kv_mode": mode, "selector": selector}
+    settings: dict[str, Any] = {"kv_mode": mode, "selector": selector}
     alone = ask("alone", PROMPT)
     engine(checkpoint, **settings, prefix_cache=False).generate([alone])
     assert alone.cached == 0
@@ -72,16 +73,25 @@ def test_tenants_share_nothing(checkpoint: Path) -> None:
 
 
 def test_a_preempted_answer_finds_its_prompt_again(checkpoint: Path) -> None:
-    """Two long answers and room for less: the younger waits, and its prompt is not computed again."""
-    ours = engine(checkpoint, device_cache_tokens=832)
+    """Two long answers and host pages for less: the younger waits, and its prompt is not computed again."""
+    ours = engine(checkpoint, arena_bytes=3_473_408)
+    assert ours.host.total == 13
     alone = [ask(str(i), PROMPT[i:], 100) for i in range(2)]
     for sequence in alone:
         engine(checkpoint, prefix_cache=False).generate([sequence])
     both = [ask(str(i), PROMPT[i:], 100) for i in range(2)]
+    computed = 0
+
+    def count(plan: StepPlan) -> None:
+        nonlocal computed
+        computed += sum(end - start for one, start, end in plan.chunks if one is both[1])
+
+    ours.on_plan = count
     ours.generate(both)
-    assert ours.scheduler.preemptions > 0
+    assert ours.scheduler.releases > 0
     assert [sequence.generated for sequence in both] == [sequence.generated for sequence in alone]
-    assert both[1].cached >= 256
+    assert computed <= 329 + 329 - 256
+    assert both[1].cached == 0, "its own pages, found again, are no merit of the cache"
 
 
 @pytest.mark.parametrize("mode", ["tiered", "full"])

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import re
-import shutil
+import json
+import random
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 
-from tests.decoder import checkpoints
-from tests.engine.conftest import directory_on_tmpfs
-from tests.engine.processes import Keeper, KvStore, Process, eventually
-from tests.front.live import chat_body, chunks_of
+from tests.engine.processes import eventually
+from tests.front.live import chat_body
+from tests.front.real import Service, real_service, tiny_model
 
 ARENA_BYTES = 64 * 2**20
+TOLD, COMPUTED = "hotset_generation_tokens_total", "hotset_prompt_tokens_total"
+WHERE = "hotset_requests_waiting", "hotset_requests_running"
+SLOW = pytest.mark.slow
 LONG = "It was a bright cold day in April, and the clocks were striking thirteen. " * 30
 
 
@@ -45,82 +46,10 @@ STREAMS: Mapping[str, tuple[str, dict[str, Any]]] = {
 """Ten choices, more than there are rows."""
 
 
-@dataclass
-class Choice:
-    text: str = ""
-    finish: str = ""
-    tokens: list[str] = field(default_factory=list)
-    logprobs: list[float | None] = field(default_factory=list)
-
-
-@dataclass
-class Service:
-    store: KvStore
-    front: Process
-    url: str
-    keep: Keeper
-
-    @property
-    def engine(self) -> psutil.Process:
-        (engine,) = psutil.Process(self.front.popen.pid).children()
-        return engine
-
-    def metric(self, name: str) -> float:
-        text = httpx.get(f"{self.url}/metrics", timeout=30).text
-        return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(name))
-
-    def ask(self, path: str, body: Mapping[str, Any]) -> tuple[dict[int, Choice], Any]:
-        """Each choice of a streamed answer, and its usage."""
-        wanted = {"stream": True, "stream_options": {"include_usage": True}, "ignore_eos": True}
-        # A few likely tokens to draw from: random weights leave thousands that are as good as equal, whose
-        # order depends on a batch's rounding, and a restart changes batches.
-        wanted |= {"max_tokens": 150, "temperature": 0.7, "top_k": 4}
-        response = httpx.post(f"{self.url}{path}", json=wanted | dict(body), timeout=120)
-        assert response.status_code == 200, response.text
-        choices: dict[int, Choice] = {}
-        usage: dict[str, Any] = {}
-        for chunk in chunks_of(response):
-            usage = chunk["usage"] or usage
-            for part in chunk["choices"]:
-                choice = choices.setdefault(part["index"], Choice())
-                choice.text += (part["delta"].get("content") or "") if "delta" in part else part["text"]
-                choice.finish = part["finish_reason"] or choice.finish
-                told = part["logprobs"] or {}
-                choice.tokens += told.get("tokens", []) + [one["token"] for one in told.get("content", [])]
-                choice.logprobs += told.get("token_logprobs", [])
-                choice.logprobs += [one["logprob"] for one in told.get("content", [])]
-        del usage["prompt_tokens_details"]  # a second run finds prompts in the prefix cache
-        return choices, usage
-
-    def ask_all(self, streams: Mapping[str, tuple[str, dict[str, Any]]]) -> dict[str, Any]:
-        with ThreadPoolExecutor(len(streams)) as pool:
-            asked = {name: pool.submit(self.ask, *request) for name, request in streams.items()}
-            return {name: answer.result() for name, answer in asked.items()}
-
-
 @pytest.fixture(scope="module")
 def service(default_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """A model of random weights that speaks the bundled model's tokens: quick, and it says everything."""
-    model = checkpoints.save(
-        tmp_path_factory.mktemp("tiny"), "llama", vocab_size=49152, max_position_embeddings=2048
-    )
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json"):
-        if (default_model / name).exists():
-            shutil.copy(default_model / name, model)
-    keep = Keeper()
-    with directory_on_tmpfs() as shm:
-        try:
-            store = keep(KvStore(shm / "arena", ARENA_BYTES))
-            flags = {"kvstore": store.address, "port": 0, "served-model-name": "fake", "dtype": "float32"}
-            # A budget for everything, for the same reason: equally good blocks would be chosen by rounding.
-            sizes = {"max-rows": 6, "max-step-tokens": 64, "budget-tokens": 1024, "threads": 1}
-            given = [f"--{name}={value}" for name, value in (flags | sizes).items()]
-            front = keep(Process(["-m", "services.decoder", f"--model={model}", *given]))
-            url = front.read_until(re.compile(r"event=listening url=(\S+)"))[1]
-            eventually("it serves", lambda: httpx.get(f"{url}/ready").status_code == 200)
-            yield Service(store, front, url, keep)
-        finally:
-            keep.clear_away()
+    with real_service(tiny_model(tmp_path_factory.mktemp("tiny"), default_model), ARENA_BYTES) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
@@ -155,8 +84,16 @@ def _kill_both(service: Service) -> None:
 
 @pytest.mark.parametrize(
     ("kill", "after_tokens", "restarts"),
-    [(_kill_engine, 1, 1), (_kill_engine, 400, 1), (_kill_both, 250, 1), (_kill_store, 200, 0)],
-    ids=["engine, early", "engine, later", "both", "store"],
+    [
+        (_kill_engine, 0, 1),
+        pytest.param(_kill_engine, 1, 1, marks=SLOW),
+        pytest.param(_kill_engine, 400, 1, marks=SLOW),
+        pytest.param(_kill_both, 0, 1, marks=SLOW),
+        (_kill_both, 250, 1),
+        pytest.param(_kill_store, 0, 0, marks=SLOW),
+        (_kill_store, 200, 0),
+    ],
+    ids=["engine, queued", "engine, early", "engine", "both, queued", "both", "store, queued", "store"],
 )
 def test_killed_under_eight_streams(
     service: Service,
@@ -166,20 +103,97 @@ def test_killed_under_eight_streams(
     after_tokens: int,
     restarts: int,
 ) -> None:
-    told = service.metric("hotset_generation_tokens_total")
-    lives = service.metric("hotset_engine_restarts_total")
-    taken_along = service.metric("hotset_requests_resubmitted_total")
-    with ThreadPoolExecutor() as pool:
+    def there() -> bool:
+        waiting, running = map(service.metric, WHERE)
+        return waiting + running == 10 and (after_tokens > 1 or waiting > 0)
+
+    told = service.metric(TOLD)
+    with ThreadPoolExecutor() as pool, restarted(service, restarts):
         asked = pool.submit(service.ask_all, streams)
-        waiting, running = "hotset_requests_waiting", "hotset_requests_running"
-        eventually("all are there", lambda: service.metric(waiting) + service.metric(running) == 10)
-        eventually(
-            "they answer", lambda: service.metric("hotset_generation_tokens_total") >= told + after_tokens
-        )
-        if after_tokens == 1:
-            assert service.metric(waiting) > 0, "there was a row for everyone"
+        eventually("all are there", there)
+        eventually("they answer", lambda: service.metric(TOLD) >= told + after_tokens)
         kill(service)
         answers = asked.result()
+    compare(answers, undisturbed)
+
+
+@pytest.mark.parametrize(
+    ("stage", "kill", "restarts"),
+    [
+        pytest.param("prefill", _kill_engine, 1, marks=SLOW),
+        pytest.param("prefill", _kill_both, 1, marks=SLOW),
+        pytest.param("prefill", _kill_store, 0, marks=SLOW),
+        ("parked", _kill_engine, 1),
+        pytest.param("parked", _kill_both, 1, marks=SLOW),
+        pytest.param("parked", _kill_store, 0, marks=SLOW),
+    ],
+)
+def test_killed_in_prefill_and_while_some_are_parked(
+    service: Service, stage: str, kill: Callable[[Service], None], restarts: int
+) -> None:
+    """Eight long prompts, none computed before; six rows that urgent ones take from the others."""
+    chance = random.Random(f"{kill} {stage}")
+    words = [chance.choice(["cold", "clock", "April", "bright", "day"]) for _ in range(600)]
+    low = {str(i): _complete(prompt=" ".join(words[i:]), seed=i, priority=1) for i in range(8)}
+    urgent = {f"urgent {i}": _complete(prompt="a b c", seed=i, max_tokens=90) for i in range(3)}
+    told, computed = service.metric(TOLD), service.metric(COMPUTED)
+    with ThreadPoolExecutor() as pool, restarted(service, restarts):
+        asked = pool.submit(service.ask_all, low)
+        if stage == "prefill":
+            eventually("all are there", lambda: sum(map(service.metric, WHERE)) == 8)
+            eventually("a prompt is computed", lambda: service.metric(COMPUTED) > computed + 64)
+            kill(service)
+            answers = asked.result()
+        else:
+            eventually("they answer", lambda: service.metric(TOLD) > told + 60)
+            also = pool.submit(service.ask_all, urgent)
+            eventually("some are parked", lambda: service.metric("hotset_requests_parked") > 0)
+            kill(service)
+            answers = asked.result() | also.result()
+    right = service.ask_all(low | urgent)
+    compare(answers, {name: right[name] for name in answers})
+
+
+@SLOW
+def test_a_request_under_which_the_engine_dies_twice_ends_with_one_error(
+    service: Service, streams: Mapping[str, Any], undisturbed: Mapping[str, Any]
+) -> None:
+    """Those that had no row yet go on, and so does the server."""
+    path, body = _complete(prompt=LONG, seed=3, max_tokens=900, stream=True, ignore_eos=True)
+    with ThreadPoolExecutor() as pool:
+        with restarted(service, 2, resubmitted=1):
+            asked = pool.submit(httpx.post, f"{service.url}{path}", json=body, timeout=120)
+            for _ in range(2):
+                eventually("it runs", lambda: service.metric("hotset_requests_running") == 1)
+                pid = service.engine.pid
+                service.engine.kill()
+                eventually("a new life", lambda was=pid: service.has_engine_after(was))  # type: ignore[misc]  # mypy cannot type a default of a lambda
+        events = [line for line in asked.result().text.split("\n\n") if line]
+    errors = [json.loads(event.removeprefix("data: ")) for event in events if '"error"' in event]
+    assert [error["error"]["code"] for error in errors] == ["request_ends_engines"]
+    assert events[-1] == "data: [DONE]" or '"error"' in events[-1]
+    compare(service.ask_all(streams), undisturbed)
+
+
+@contextmanager
+def restarted(service: Service, restarts: int, resubmitted: int | None = None) -> Iterator[None]:
+    """What is done inside costs so many engines, and leaves nothing behind."""
+    lives = service.metric("hotset_engine_restarts_total")
+    taken_along = service.metric("hotset_requests_resubmitted_total")
+    yield
+    assert service.metric("hotset_engine_restarts_total") == lives + restarts
+    taken_along = service.metric("hotset_requests_resubmitted_total") - taken_along
+    assert (taken_along > 0) == bool(restarts)
+    assert resubmitted in (None, taken_along)
+    eventually("the engine is idle", lambda: service.metric("hotset_requests_running") == 0)
+    eventually("no page is held", lambda: service.held_pages() == 0, 20)
+    assert service.metric("hotset_integrity_violations_total") == 0
+    assert "Traceback" not in service.front.text
+
+
+def compare(answers: Mapping[str, Any], undisturbed: Mapping[str, Any]) -> None:
+    """Text, tokens, ends, log probabilities and usage."""
+    assert answers.keys() == undisturbed.keys()
     for name, (choices, usage) in undisturbed.items():
         found, found_usage = answers[name]
         assert found.keys() == choices.keys()
@@ -188,7 +202,3 @@ def test_killed_under_eight_streams(
             assert (found[index].finish, found[index].tokens) == (right.finish, right.tokens), name
             assert found[index].logprobs == pytest.approx(right.logprobs, abs=1e-3), name
         assert found_usage == usage, name
-    assert service.metric("hotset_engine_restarts_total") == lives + restarts
-    assert (service.metric("hotset_requests_resubmitted_total") > taken_along) == bool(restarts)
-    eventually("the engine is idle", lambda: service.metric("hotset_requests_running") == 0)
-    assert "Traceback" not in service.front.text

@@ -63,6 +63,7 @@ class KvStore:
             self._channel.close()
         self.process.kill()
         self.process.wait()
+        assert "integrity_violated" not in self.log, self.log
 
     @property
     def output(self) -> str:

@@ -36,8 +36,14 @@ class HostPages(Protocol):
     def free(self) -> int:
         """Pages that an exchange can get, as far as known; other clients may be quicker."""
 
+    @property
+    def lent(self) -> int:
+        """References that matches and exchanges have handed out, less those given back."""
+
     def match(self, page_hashes: Sequence[bytes]) -> list[HostPage]:
         """Take a reference to each page of the longest sealed prefix of a chain of hashes.
+
+        Afterwards `free` is up to date, whether or not there were any hashes.
 
         Raises:
             Unavailable: the store is out of reach; nothing was taken.
@@ -77,6 +83,11 @@ class LocalPages:
     def free(self) -> int:
         """Pages not held."""
         return len(self._free) + len(self._idle)
+
+    @property
+    def lent(self) -> int:
+        """References."""
+        return self._references.total()
 
     def match(self, page_hashes: Sequence[bytes]) -> list[HostPage]:
         """As the Protocol says."""

@@ -10,17 +10,19 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from services.contract.errors import Unavailable
+from services.decoder.engine.capacity_book import Capacities
 from services.decoder.engine.runner import Runner
 from services.decoder.engine.scheduler import Scheduler
-from services.decoder.engine.sequence import Sequence
+from services.decoder.engine.sequence import Finish, Sequence
 from services.decoder.engine.step_plan import StepPlan
 from services.decoder.engine.stepper import News, StepFailed, Stepper
 
 _log = logging.getLogger(__name__)
 _PAUSE_SECONDS = 0.2  # between tries while the store is out of reach or has no room
+_IDLE_SECONDS = 0.5  # before the books are checked, which no request should have to wait for
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,9 @@ class LoopStats:
 
     running: int = 0
     waiting: int = 0
+    parked: int = 0  # of those that wait
+    parkings: int = 0
+    releases: int = 0
     rows_used: int = 0
     prompt_tokens: int = 0
     cached_prompt_tokens: int = 0
@@ -36,6 +41,7 @@ class LoopStats:
     integrity_violations: int = 0
     steps: int = 0
     step_ns: int = 0
+    hot: Capacities = field(default_factory=Capacities)
 
 
 class Loop:
@@ -92,24 +98,34 @@ class Loop:
     def stats(self) -> LoopStats:
         """The latest figures."""
         with self._lock:
-            running = len(self._scheduler.running)
+            scheduler = self._scheduler
+            running = len(scheduler.running)
             return replace(
-                self._stats, running=running, rows_used=running, waiting=len(self._scheduler.waiting)
+                self._stats,
+                running=running,
+                rows_used=running,
+                waiting=len(scheduler.waiting),
+                parked=sum(sequence.is_parked for sequence in scheduler.waiting),
+                parkings=scheduler.parkings,
+                releases=scheduler.releases,
+                hot=scheduler.hot.capacities(),
             )
 
     def run(self) -> None:
-        """Step until `stop`.
+        """Step until `stop`; check the books when idle, and at the end.
 
         Raises:
             SetupError: the store came back without this engine's pages.
         """
         while True:
             with self._lock:
+                checked = False
                 while not (self._ending or self._aborts or self._stepper.has_work):
-                    self.check_integrity()
-                    self._lock.wait()
+                    if not self._lock.wait(None if checked else _IDLE_SECONDS):
+                        self.check_integrity()
+                        checked = True
                 if self._ending:
-                    return
+                    return self.check_integrity()
             if not self.step():
                 time.sleep(_PAUSE_SECONDS)
 
@@ -143,14 +159,14 @@ class Loop:
         if not self._queue_seconds:
             return []
         oldest = self._clock() - self._queue_seconds
-        late = [s for s in self._scheduler.waiting if not s.known and s.submitted < oldest]
+        late = [s for s in self._scheduler.waiting if not (s.known or s.has_run) and s.submitted < oldest]
         for sequence in late:
             reason = f"no room came free in {self._queue_seconds:g} s; send the request again later"
-            self._scheduler.fail(sequence, reason)
+            self._scheduler.fail(sequence, reason, Finish.NO_ROOM)
         return late
 
     def check_integrity(self) -> None:
-        """Nothing runs: every page, slot and row must be free or owned once. A breach is told, not hidden."""
+        """Between steps every page, slot and row is free or owned once. A breach is told, not hidden."""
         try:
             self._scheduler.check_integrity()
             self._runner.residence.check_integrity()
@@ -161,7 +177,7 @@ class Loop:
     def _fail(self, plan: StepPlan, reason: str) -> None:
         """End every sequence of a step whose result is unknown."""
         with self._lock:
-            busy = [*plan.decodes, *(chunk.sequence for chunk in plan.chunks)]
+            busy = [*plan.seats, *plan.decodes, *(chunk.sequence for chunk in plan.chunks)]
             hit = [sequence for sequence in busy if sequence.finish is None]
             for sequence in hit:
                 self._scheduler.fail(sequence, reason)

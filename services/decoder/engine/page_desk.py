@@ -6,6 +6,9 @@ exchange of the next step.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
+
 from services.contract.errors import Unavailable
 from services.decoder.engine.host_pages import HostPage, HostPages, SealOrder
 from services.decoder.engine.page_hash import PageHasher
@@ -19,6 +22,8 @@ class PageDesk:
         self._host = host
         self._hasher = hasher
         self._page_tokens = page_tokens
+        self.prompts_sealed = 0  # pages so far
+        self._references: Counter[HostPage] = Counter()  # of sequences: a found page may have several
         self._given_up: list[HostPage] = []
         self._seals: list[SealOrder] = []
 
@@ -29,8 +34,11 @@ class PageDesk:
 
     @property
     def free(self) -> int:
-        """Pages that the next exchange can get, as far as known."""
-        return self._host.free + len(self._given_up)
+        """Pages that the next exchange can get, as far as known; what it seals comes free one later."""
+        busy = self._busy()
+        return self._host.free + len(
+            {page for page in self._given_up if page not in self._references and page not in busy}
+        )
 
     @property
     def gives_back(self) -> bool:
@@ -52,9 +60,11 @@ class PageDesk:
         """Whether pages are about to be sealed, that a match does not find yet."""
         return bool(self._seals)
 
-    def give(self, pages: list[HostPage]) -> None:
-        """Give pages up; nobody may write them any more."""
+    def give(self, pages: list[HostPage]) -> int:
+        """Give pages up; their owner may not write them any more. How many nobody else here holds."""
         self._given_up += pages
+        self._references -= Counter(pages)
+        return len(pages) - len(self._references.keys() & set(pages))
 
     def match(self, sequence: Sequence) -> list[HostPage]:
         """Take the pages of a prompt, and of an answer to be replayed, that are in the store.
@@ -65,9 +75,11 @@ class PageDesk:
         if self._hasher is None or not most or sequence.sampling.prompt_logprobs:
             return []
         try:
-            return self._host.match(self._hasher.extend(sequence, most))
+            pages = self._host.match(self._hasher.extend(sequence, most))
         except Unavailable:
             return []  # then it is computed
+        self._references.update(pages)
+        return pages
 
     def seal_full_pages(self, sequence: Sequence) -> None:
         """What is computed never changes again, so that others may find it."""
@@ -78,6 +90,7 @@ class PageDesk:
         for index in range(sequence.sealed, full):
             parent = sequence.host_pages[index - 1] if index else None
             self._seals.append(SealOrder(sequence.host_pages[index], hashes[index], parent))
+        self.prompts_sealed += max(0, min(full, len(sequence.prompt) // self._page_tokens) - sequence.sealed)
         sequence.sealed = full
 
     def exchange(self, want: int) -> list[HostPage] | None:
@@ -88,9 +101,28 @@ class PageDesk:
         """
         if not (want or self.has_work):
             return []
-        busy = {page for seal in self._seals for page in (seal.page, seal.parent)}
+        busy = self._busy()
         give = [page for page in self._given_up if page not in busy]
         pages = self._host.exchange(give, want, self._seals)
         self._given_up = [page for page in self._given_up if page in busy]
         self._seals = []
+        self._references.update(pages or ())
         return pages
+
+    def look(self) -> None:
+        """Learn how much is free now.
+
+        Raises:
+            Unavailable: as HostPages says.
+        """
+        self._host.match([])
+
+    def check_integrity(self, held: Iterable[HostPage]) -> None:
+        """Raise AssertionError unless sequences hold, all together, the pages that the store gave."""
+        assert Counter(held) == self._references, "host pages lost or owned twice"
+        if not self.has_work:
+            assert self._host.lent == self._references.total(), "the session holds other host pages"
+
+    def _busy(self) -> set[HostPage]:
+        """Pages that the next exchange seals, and therefore does not give back."""
+        return {page for seal in self._seals for page in (seal.page, seal.parent) if page is not None}

@@ -1,28 +1,55 @@
-"""What of pages a step being planned may still use.
+"""What of pages a step being planned may still use, and who may try for them.
 
-Knows two numbers.
+Knows numbers.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(slots=True)
-class Room:
-    """Free pages on either side; a need is (host pages, device pages)."""
+class Pages(NamedTuple):
+    """Pages on either side: what somebody lacks, or what came free."""
 
     host: int
     device: int
 
-    def fits(self, need: tuple[int, int]) -> bool:
+    def and_each(self, rows: int) -> Pages:
+        """And a page more of each kind for so many rows."""
+        return Pages(self.host + rows, self.device + rows)
+
+
+class Chances(NamedTuple):
+    """What decides whether one that waits gets a row; more of any of it may be enough."""
+
+    host_pages: int
+    device_pages: int
+    parcels: int  # of the hot buffer
+    fewer_running: int  # negative: each of them may want a page soon
+    victims: int
+    prompts_sealed: int  # pages so far, that a match may find
+
+    def exceed(self, refused: Chances | None) -> bool:
+        """Whether trying again is worth a match."""
+        return refused is None or any(now > then for now, then in zip(self, refused, strict=True))
+
+
+@dataclass(slots=True)
+class Room:
+    """Free pages on either side."""
+
+    host: int
+    device: int
+
+    def fits(self, need: Pages) -> bool:
         """Whether there is that much."""
-        return need[0] <= self.host and need[1] <= self.device
+        return need.host <= self.host and need.device <= self.device
 
-    def spend(self, need: tuple[int, int]) -> None:
+    def spend(self, need: Pages) -> None:
         """Use it up."""
-        self.host, self.device = self.host - need[0], self.device - need[1]
+        self.host, self.device = self.host - need.host, self.device - need.device
 
-    def gain(self, pages: tuple[int, int]) -> None:
+    def gain(self, pages: Pages) -> None:
         """Pages that came free."""
-        self.host, self.device = self.host + pages[0], self.device + pages[1]
+        self.host, self.device = self.host + pages.host, self.device + pages.device

@@ -1,22 +1,28 @@
 """Who runs in the next step: admission, chunked prefill beside decode, preemption.
 
-Pure Python: knows counts of rows and pages, no tensors and no time.
+Pure Python: knows counts of rows and pages, no tensors and no time. The rules, and why: docs/decisions/0013.
 
-Every sequence is in exactly one place: `waiting`, `running`, or gone. A running one owns a row, and host
-and device pages for every token it has computed; a waiting one owns nothing. The oldest running sequence
-can always go on, because any other can be made to wait and one alone always fits (checked at submission).
+    room      a running sequence that needs a page gets it: from parked ones, then from running ones behind it
+    victim    of these the least urgent, then youngest, that was not resumed a moment ago, if there is one
+    parked    short of rows or device pages, a victim keeps its host pages; short of host pages it loses them
+    urgent    who waits takes a row from running ones of lower priority, never from an equal
+    passed    who does not fit now is passed by a few that do, then the queue waits for it
+
+The most urgent running sequence can always go on, because all others can be made to wait and one alone always
+fits (checked at submission). So somebody always ends, and then whoever waits first is the most urgent.
 """
 
 from __future__ import annotations
 
-from bisect import insort
-
 from services.contract.errors import InvalidRequest, NoRoom, Unavailable
+from services.decoder.engine.admission import Admission, join
+from services.decoder.engine.capacity_book import CapacityBook
 from services.decoder.engine.host_pages import HostPage, HostPages
 from services.decoder.engine.limits import Limits
 from services.decoder.engine.page_desk import PageDesk
 from services.decoder.engine.page_hash import PageHasher
-from services.decoder.engine.room import Room
+from services.decoder.engine.room import Pages, Room
+from services.decoder.engine.roster import Roster
 from services.decoder.engine.sequence import Finish, SampledToken, Sequence
 from services.decoder.engine.step_plan import NewPages, StepPlan
 from services.decoder.kv.device_pages import DevicePages
@@ -25,21 +31,43 @@ _Needs = list[tuple[Sequence, int]]  # host pages that each sequence of a step l
 
 
 class Scheduler:
-    """Decides steps and keeps the books of rows and pages."""
+    """Decides steps; the roster keeps the books."""
 
     def __init__(
-        self, limits: Limits, host: HostPages, device: DevicePages, hasher: PageHasher | None = None
+        self,
+        limits: Limits,
+        host: HostPages,
+        device: DevicePages,
+        hasher: PageHasher | None = None,
+        hot: CapacityBook | None = None,
     ) -> None:
-        """Without a `hasher` no prefix is looked for, and none is left behind."""
+        """Without a `hasher` no prefix is looked for or left behind; without `hot` slots are not counted."""
         self.limits = limits
-        self.waiting: list[Sequence] = []  # most urgent first
-        self.running: list[Sequence] = []  # most urgent first
-        self.preemptions = 0
         self._desk = PageDesk(host, hasher, limits.page_tokens)
         self._device = device
-        self._free_rows = list(range(limits.max_rows - 1, -1, -1))
-        self._left_rows: list[int] = []
-        self._arrivals = 0
+        self.hot = hot or CapacityBook()
+        self._roster = Roster(limits, self._desk, device, self.hot)
+        self._admission = Admission(limits, self._desk, self._roster)
+
+    @property
+    def waiting(self) -> list[Sequence]:
+        """Those without a row, parked ones among them; most urgent first."""
+        return self._roster.waiting
+
+    @property
+    def running(self) -> list[Sequence]:
+        """Those with a row; most urgent first."""
+        return self._roster.running
+
+    @property
+    def parkings(self) -> int:
+        """Rows that were taken from sequences which kept their host pages."""
+        return self._roster.parkings
+
+    @property
+    def releases(self) -> int:
+        """Times that a sequence lost its host pages."""
+        return self._roster.releases
 
     def submit(self, sequences: list[Sequence]) -> None:
         """Queue the choices of one request, all or none.
@@ -53,12 +81,9 @@ class Scheduler:
         most = self.limits.max_waiting + self.limits.max_rows
         if len(sequences) > most:
             raise InvalidRequest(f"{len(sequences)} choices were asked for; this server takes at most {most}")
-        if len(self.waiting) + len(sequences) > self.limits.max_waiting + len(self._free_rows):
+        if len(self.waiting) + len(sequences) > self.limits.max_waiting + self._roster.free_rows:
             raise NoRoom(f"{len(self.waiting)} choices are waiting already; try again later")
-        for sequence in sequences:
-            sequence.arrival = self._arrivals
-            self._arrivals += 1
-            insort(self.waiting, sequence, key=lambda queued: queued.rank)
+        self._roster.enqueue(sequences)
 
     def abort(self, request_id: str, choices: set[int]) -> list[Sequence]:
         """End some choices (all, if none are named); returns those that were still alive."""
@@ -66,13 +91,13 @@ class Scheduler:
         ended = [s for s in everyone if s.request_id == request_id and (not choices or s.choice in choices)]
         for sequence in ended:
             sequence.finish = Finish.ABORT
-            self._retire(sequence)
+            self._roster.retire(sequence)
         return ended
 
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything, giving pages back included."""
-        return bool(self.waiting or self.running or self._left_rows or self._desk.has_work)
+        return bool(self.waiting or self.running or self._roster.left_rows or self._desk.has_work)
 
     def plan(self) -> StepPlan:
         """Decide the next step and take the pages that it needs, in one exchange with the store.
@@ -81,14 +106,19 @@ class Scheduler:
             Unavailable: the store is out of reach, or another of its clients was quicker. Nothing was
                 computed, and the call may be repeated.
         """
-        if self.waiting and self._free_rows and self._desk.has_seals:
-            self._desk.exchange(0)  # so that whoever is admitted now finds what was just computed
+        if self._desk.has_seals and (self._may_admit() or self._desk.free < len(self.running)):
+            # Whoever is admitted now finds what was just computed, and what is sealed can be given back.
+            self._desk.exchange(0)
         plan = self._choose()
-        needs = [(sequence, self._need(sequence, end)[0]) for sequence, end in self._ends(plan)]
+        if self.waiting and not (self.running or self._desk.has_work):
+            self._desk.look()  # nobody else here asks the store, and other engines may give pages back
+        needs = [(sequence, self._roster.lacking(sequence, end).host) for sequence, end in _ends(plan)]
         pages = self._desk.exchange(sum(count for _, count in needs))
         if pages is None:
             raise Unavailable("another client of the store took the pages first")
-        return self._commit(plan, needs, pages)
+        self._commit(plan, needs, pages)
+        plan.resizes = self.hot.rebalance(plan.seated_rows)
+        return plan
 
     def plan_ahead(self, running: StepPlan) -> StepPlan | None:
         """The step after one that is still running, if it is sure to be the same rows again.
@@ -104,17 +134,18 @@ class Scheduler:
             running.chunks
             or not rows
             or self._desk.gives_back
-            or self._left_rows
+            or self._roster.left_rows
             or len(rows) != len(self.running)
+            or self._may_admit()
         ):
-            return None
-        if self.waiting and self._free_rows:
             return None
         for sequence in rows:
             # A token that is told with log probabilities is waited for anyway.
             if len(sequence.generated) + 1 >= sequence.max_tokens or sequence.sampling.wants_logprobs:
                 return None
-        needs = [(sequence, self._need(sequence, sequence.computed + 2)[0]) for sequence in rows]
+        if self.hot.is_due((row, tokens + 1) for row, tokens in running.seated_rows):
+            return None
+        needs = [(sequence, self._roster.lacking(sequence, sequence.computed + 2).host) for sequence in rows]
         want = sum(count for _, count in needs)
         if want > min(self._desk.free, self._device.free):
             return None
@@ -143,9 +174,10 @@ class Scheduler:
         for sequence in decodes:
             sequence.computed += 1
         news = []
-        for sequence in [*decodes, *(chunk.sequence for chunk in plan.chunks)]:
+        busy = [*decodes, *(chunk.sequence for chunk in plan.chunks)]
+        for sequence in busy:
             self._desk.seal_full_pages(sequence)
-        for sequence in [*decodes, *(chunk.sequence for chunk in plan.chunks)]:
+        for sequence in busy:
             if sequence.is_prefilling:
                 continue
             assert sequence.row is not None
@@ -153,110 +185,65 @@ class Scheduler:
             if fresh or sequence.finish:
                 news.append((sequence, fresh))
             if sequence.finish:
-                self._retire(sequence)
+                self._roster.retire(sequence)
         return news
 
-    def fail(self, sequence: Sequence, reason: str) -> None:
+    def fail(self, sequence: Sequence, reason: str, finish: Finish = Finish.ERROR) -> None:
         """End one sequence with an error."""
-        sequence.finish, sequence.error = Finish.ERROR, reason
-        self._retire(sequence)
+        sequence.finish, sequence.error = finish, reason
+        self._roster.retire(sequence)
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless every row and device page is owned exactly once or free."""
-        rows = [sequence.row for sequence in self.running]
-        assert None not in rows, "a running sequence has no row"
-        assert sorted([*self._free_rows, *(row for row in rows if row is not None)]) == list(
-            range(self.limits.max_rows)
-        ), "rows lost or owned twice"
-        assert all(s.row is None and not s.host_pages and not s.device_pages for s in self.waiting)
-        held = sum(len(sequence.device_pages) for sequence in self.running)
-        assert held + self._device.free == self._device.count, "device pages lost"
-        for sequence in self.running:
-            pages = len(sequence.host_pages)  # found ones wait for the admission's exchange
-            assert len(sequence.device_pages) in (pages, pages - sequence.sealed)
-            assert sequence.computed <= len(sequence.host_pages) * self.limits.page_tokens
-        self._device.check_integrity()
+        """Raise AssertionError unless every row and page is owned as often as it was taken, or free."""
+        self._roster.check_integrity()
 
-    @staticmethod
-    def _ends(plan: StepPlan) -> list[tuple[Sequence, int]]:
-        """Each sequence of the step, and the tokens that its pages must hold after it."""
-        ends = [(sequence, sequence.computed + 1) for sequence in plan.decodes]
-        ends += [(sequence, sequence.admission_tokens) for sequence in plan.seats]
-        return ends + [
-            (sequence, end if sequence.device_pages else sequence.admission_tokens)
-            for sequence, _, end in plan.chunks
-        ]
+    def _may_admit(self) -> bool:
+        return self._admission.is_worth_trying(Room(self._desk.free, self._device.free))
 
     def _choose(self) -> StepPlan:
-        """Decodes first, then chunks of running prompts, then new ones; preempts where pages are short."""
+        """Urgent newcomers first, then decodes, then chunks of running prompts, then the queue."""
         plan = StepPlan()
         room = Room(self._desk.free, self._device.free)
-        for sequence in [s for s in self.running if not s.is_prefilling]:
-            if sequence.row is None:
-                continue  # preempted a moment ago
-            end = sequence.computed + 1
-            while not room.fits(self._need(sequence, end)) and self.running[-1] is not sequence:
-                room.gain(self._preempt(self.running[-1]))
-            if not room.fits(self._need(sequence, end)):
-                room.gain(self._preempt(sequence))
-                continue
-            room.spend(self._need(sequence, end))
-            # Without device pages it was admitted, and the exchange failed: it is not seated yet.
-            (plan.decodes if sequence.device_pages else plan.seats).append(sequence)
-        for sequence in [s for s in self.running if s.is_prefilling]:
-            # Nothing is lacking but where an exchange failed right after the admission.
-            need = self._need(sequence, sequence.admission_tokens)
-            if not room.fits(need):
-                room.gain(self._preempt(sequence))
-                continue
-            chunk = self.limits.next_chunk(sequence, self.limits.max_step_tokens - plan.tokens)
-            if chunk is not None:
-                room.spend(need)
-                plan.chunks.append(chunk)
-        while (
-            self.waiting
-            and self._free_rows
-            and self._admit(self.waiting[0], plan, room, self.limits.max_step_tokens - plan.tokens)
-        ):
-            pass
+        self._admission.admit_urgent(room)
+        self._continue([sequence for sequence in self.running if not sequence.is_prefilling], plan, room)
+        self._continue([sequence for sequence in self.running if sequence.is_prefilling], plan, room)
+        self._admission.admit(plan, room)
+        if self.waiting and not self.running and self.waiting[0].is_parked:
+            # Even alone it lacks pages, so another engine has them, which may be waiting for these.
+            self._roster.release(self.waiting[0])
         return plan
 
-    def _need(self, sequence: Sequence, end: int) -> tuple[int, int]:
-        """Host and device pages that are lacking for `end` tokens."""
-        pages = -(-end // self.limits.page_tokens)
-        return max(0, pages - len(sequence.host_pages)), max(0, pages - len(sequence.device_pages))
+    def _continue(self, sequences: list[Sequence], plan: StepPlan, room: Room) -> None:
+        """Plan running ones, each with the pages that it lacks; who finds no room waits."""
+        for sequence in sequences:
+            if sequence.row is None:
+                continue  # made to wait a moment ago
+            plain = sequence.device_pages and not sequence.is_prefilling
+            need = self._roster.lacking(
+                sequence, sequence.computed + 1 if plain else sequence.admission_tokens
+            )
+            if self._find_room(sequence, need, room, plan) and join(plan, sequence, self.limits):
+                room.spend(need)
 
-    def _admit(self, sequence: Sequence, plan: StepPlan, room: Room, budget: int) -> bool:
-        """Seat the first in the queue, if there is room for it."""
-        siblings = [one for one in self.running if one.request_id == sequence.request_id]
-        if self._desk.shares and any(one.is_prefilling for one in siblings):
-            return False  # the choices of a request share its prompt; the first computes it
-        matched = self._desk.match(sequence)
-        room.host -= len(matched)  # they were free, or somebody else's anyway
-        sequence.host_pages, sequence.sealed = matched, len(matched)
-        sequence.find(len(matched) * self.limits.page_tokens)
-        host, device = self._need(sequence, sequence.admission_tokens)
-        spare = len(self.running)  # each running row may want a page soon
-        chunk = self.limits.next_chunk(sequence, budget)
-        possible = chunk is not None or not sequence.is_prefilling
-        if not possible or not room.fits((host + spare, device + spare)):
-            self._desk.give(matched)
-            room.host += len(matched)
-            sequence.host_pages = []
-            sequence.rewind()
-            return False
-        room.spend((host, device))
-        del self.waiting[0]
-        sequence.row = self._free_rows.pop()
-        insort(self.running, sequence, key=lambda seated: seated.rank)
-        if chunk is None:
-            plan.seats.append(sequence)
-        else:
-            plan.chunks.append(chunk)
+    def _find_room(self, sequence: Sequence, need: Pages, room: Room, plan: StepPlan) -> bool:
+        """Make room for a running one, at the expense of others or else of itself."""
+        while not room.fits(need):
+            host_is_short = need.host > room.host
+            if host_is_short and (parked := self._roster.parked):
+                room.gain(self._roster.release(parked[-1]))
+                continue
+            behind = [one for one in self.running if one.rank > sequence.rank and one not in plan.sequences]
+            bare = [one for one in behind if not one.is_sheltered]
+            victim = [sequence, *behind, *bare][-1]
+            room.gain(self._roster.park(victim))
+            if victim is sequence:
+                if host_is_short:  # with its pages, it might wait for an engine that waits for them
+                    room.gain(self._roster.release(sequence))
+                return False
         return True
 
     def _commit(self, plan: StepPlan, needs: _Needs, pages: list[HostPage]) -> StepPlan:
-        plan.left_rows, self._left_rows = self._left_rows, []
+        plan.left_rows, self._roster.left_rows = self._roster.left_rows, []
         for sequence, count in needs:
             if not count and len(sequence.device_pages) == len(sequence.host_pages):
                 continue
@@ -269,32 +256,18 @@ class Scheduler:
             sequence.device_pages += device
             host = [page.page for page in sequence.host_pages[first:]]
             plan.new_pages.append(NewPages(sequence.row, first, host, device))
-            found = sequence.sealed - first
-            if found > 0:
-                plan.loads += zip(host[:found], device[:found], strict=True)
-                plan.cached_tokens += sequence.cached
+            computed = -(-sequence.computed // self.limits.page_tokens) - first
+            if computed > 0:  # found in the store, or kept while it was parked
+                plan.loads += zip(host[:computed], device[:computed], strict=True)
+                plan.cached_tokens += 0 if sequence.sheltered_until else sequence.cached
         return plan
 
-    def _preempt(self, sequence: Sequence) -> tuple[int, int]:
-        """Make a running sequence wait; returns how many host and device pages came free."""
-        pages = len(sequence.host_pages), len(sequence.device_pages)
-        self.preemptions += 1
-        self._unseat(sequence)
-        sequence.rewind()
-        insort(self.waiting, sequence, key=lambda queued: queued.rank)
-        return pages
 
-    def _retire(self, sequence: Sequence) -> None:
-        if sequence in self.waiting:
-            self.waiting.remove(sequence)
-        elif sequence.row is not None:
-            self._unseat(sequence)
-
-    def _unseat(self, sequence: Sequence) -> None:
-        assert sequence.row is not None
-        self.running.remove(sequence)
-        self._desk.give(sequence.host_pages)
-        self._device.give_back(sequence.device_pages)
-        self._left_rows.append(sequence.row)
-        self._free_rows.append(sequence.row)
-        sequence.row, sequence.host_pages, sequence.device_pages = None, [], []
+def _ends(plan: StepPlan) -> list[tuple[Sequence, int]]:
+    """Each sequence of the step, and the tokens that its pages must hold after it."""
+    ends = [(sequence, sequence.computed + 1) for sequence in plan.decodes]
+    ends += [(sequence, sequence.admission_tokens) for sequence in plan.seats]
+    return ends + [
+        (sequence, end if sequence.device_pages else sequence.admission_tokens)
+        for sequence, _, end in plan.chunks
+    ]

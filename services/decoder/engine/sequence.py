@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from services.decoder.engine.host_pages import HostPage
+from services.decoder.engine.room import Chances
 
 
 class Finish(Enum):
@@ -18,6 +19,7 @@ class Finish(Enum):
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
+    NO_ROOM = "no room"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +84,16 @@ class Sequence:
 
     generated: list[int] = field(default_factory=list)
     computed: int = 0  # tokens whose KV is written
-    cached: int = 0  # of these, prompt tokens that were found in the store
+    cached: int = 0  # prompt tokens that were found in the store at first, before it had computed any
     sealed: int = 0  # pages that are sealed, or about to be
     page_hashes: list[bytes] = field(default_factory=list)  # of full pages, as far as they were asked for
     row: int | None = None
     host_pages: list[HostPage] = field(default_factory=list)
     device_pages: list[int] = field(default_factory=list)
+    has_run: bool = False  # whether it has had a row
+    sheltered_until: int = 0  # computed tokens before which a resumed one is not made to wait again
+    refused: Chances | None = None  # what there was when it got no row
+    passed: int = 0  # choices behind it in the queue that got a row before it
     reported: int = 0  # generated tokens that the client has seen
     prompt_logprobs: list[SampledToken] = field(default_factory=list)
     finish: Finish | None = None
@@ -99,9 +105,24 @@ class Sequence:
         return len(self.prompt) + len(self.generated)
 
     @property
+    def reach(self) -> int:
+        """Tokens that it may come to: prompt and longest answer."""
+        return len(self.prompt) + self.max_tokens
+
+    @property
     def is_prefilling(self) -> bool:
         """Whether a part of the prompt is still to be computed."""
         return self.computed < len(self.prompt)
+
+    @property
+    def is_parked(self) -> bool:
+        """Whether it waits for a row with all that it has computed in host pages."""
+        return self.row is None and bool(self.host_pages)
+
+    @property
+    def is_sheltered(self) -> bool:
+        """Whether it was resumed so lately that others should rather be made to wait."""
+        return self.computed < self.sheltered_until
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -121,7 +142,7 @@ class Sequence:
         """What a sequence starts with room for: all it must compute before its first new token, and that one
         if there is to be any. Never more than `Limits.check_possible` counted.
         """
-        return len(self.prompt) + min(len(self.known) + 1, self.max_tokens)
+        return len(self.prompt) + min(max(len(self.known), len(self.generated)) + 1, self.max_tokens)
 
     def book(self, token: SampledToken | None) -> list[SampledToken]:
         """Take a drawn token, None if the logits were no numbers; what of it is new to the client."""
@@ -139,7 +160,9 @@ class Sequence:
     def find(self, tokens: int) -> None:
         """Begin behind `tokens` tokens whose KV was found: fewer than are known, and none is computed yet."""
         begins = len(self.prompt)
-        self.computed, self.cached = tokens, min(tokens, begins)
+        self.computed = tokens
+        if not self.has_run:
+            self.cached = min(tokens, begins)
         if tokens >= begins:
             self.generated = self.known[: tokens - begins + 1]
 
@@ -152,5 +175,7 @@ class Sequence:
         """Forget all computed KV; what was generated will be replayed, token by token."""
         self.known = self.generated + self.known[len(self.generated) :]
         self.generated = []
-        self.computed = self.cached = self.sealed = 0
+        self.computed = self.sealed = 0
+        if not self.has_run:
+            self.cached = 0
         self.prompt_logprobs = []

@@ -38,6 +38,7 @@ _FINISH = {
     Finish.LENGTH: pb.FINISH_REASON_LENGTH,
     Finish.ABORT: pb.FINISH_REASON_ABORT,
     Finish.ERROR: pb.FINISH_REASON_ERROR,
+    Finish.NO_ROOM: pb.FINISH_REASON_NO_ROOM,
 }
 
 
@@ -145,6 +146,9 @@ class EngineServicer(pb_grpc.EngineServicer):
         return pb.EngineStats(
             requests_running=stats.running,
             requests_waiting=stats.waiting,
+            requests_parked=stats.parked,
+            rows_parked=stats.parkings,
+            pages_given_up=stats.releases,
             prompt_tokens=stats.prompt_tokens,
             generation_tokens=stats.generation_tokens,
             cached_prompt_tokens=stats.cached_prompt_tokens,
@@ -173,6 +177,10 @@ class EngineServicer(pb_grpc.EngineServicer):
             device_pages_used=served.device_pages.count - served.device_pages.free,
             hot_slots_total=hot.total,
             hot_slots_used=hot.used,
+            hot_row_tokens_least=stats.hot.least_tokens,
+            hot_row_tokens_most=stats.hot.most_tokens,
+            hot_rows_whole=stats.hot.whole,
+            hot_resizes=stats.hot.resizes,
             host_pages_held=served.store.held,
         )
 

@@ -147,6 +147,11 @@ class StoreSession:
         """References to pages that this session holds."""
         return self._held.count
 
+    @property
+    def lent(self) -> int:
+        """As HostPages says."""
+        return self._held.count - len(self._stash)
+
     def match(self, page_hashes: Sequence[bytes]) -> list[HostPage]:
         """As HostPages says.
 
@@ -163,9 +168,9 @@ class StoreSession:
                 self._take_up_again()
                 raise Unavailable("kvstore was restarted; the session has been taken up again") from None
             pages = list(map(from_wire, reply.pages))
+            self._free = reply.free_pages + reply.cached_pages
             self._held.take(pages)
             self._held.note_sealed(pages)
-            self._free = max(0, self._free - len(pages))  # at worst; the next exchange knows better
             return pages
 
     def exchange(

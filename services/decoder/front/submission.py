@@ -35,7 +35,7 @@ class Submission:
         self._answered: dict[int, list[int]] = {choice.index: [] for choice in request.choices}
         self._deaths = self._runs_lost = 0
         self._told = self._told_before = False
-        self._cached = 0
+        self._first = request.choices[0].index
 
     @property
     def request_id(self) -> str:
@@ -55,15 +55,15 @@ class Submission:
     def take(self, event: engine_pb2.TokenEvent) -> int:
         """Remember an event's tokens; returns prompt tokens newly known to have come from the cache.
 
-        The choices of a prompt share it, so it counts once; and what a later life finds of a request that was
-        already being answered is no merit of the cache.
+        The choices of a prompt share it, so only the first one counts: the others find what that one has just
+        computed. And what a later life finds of a request that was already being answered is no merit of the
+        cache.
         """
         self._told = True
         if event.choice in self._answered:
             self._answered[event.choice] += [token.id for token in event.tokens]
-        new = 0 if self._told_before else max(0, event.cached_prompt_tokens - self._cached)
-        self._cached += new
-        return new
+        counts = event.choice == self._first and not self._told_before
+        return event.cached_prompt_tokens if counts else 0
 
     def end(self, choice: int) -> None:
         """A choice needs no engine any more."""
