@@ -35,7 +35,7 @@ from services.kvstore.prefix_index import PrefixIndex
 from services.kvstore.recency import Pages, Recency
 
 THE_STORE, THE_PULLER = 0, 1
-"""No sessions: who holds sealed pages of a reopened arena until they are claimed, and pages on their way here."""
+"""No sessions: who holds sealed pages of a reopened arena until they are claimed; who pages on their way."""
 
 
 class PageTable:
