@@ -23,6 +23,7 @@ from services.kvstore.recency import Pages
 
 REQUEST_BYTES = 4 * 2**20
 """Of one answer, unless a page is longer."""
+_ASKING = 0.7  # of the time; nothing is asked for in the rest
 _REQUEST_PAGES = MAX_REQUEST_BYTES // 8
 
 
@@ -35,7 +36,7 @@ class Face:
 
 
 class Fetched(NamedTuple):
-    """The first `pages` pages have arrived whole; why not all of them."""
+    """The first `pages` pages have arrived whole; what was wrong, if it was not the time alone."""
 
     pages: int
     error: HotsetError | None
@@ -56,6 +57,7 @@ class PageFetcher:
     def fetch(self, face: Face, refs: PageRefs, into: PageBytes, pages: Pages, deadline: float) -> Fetched:
         """Pull what `refs` name at the peer into `pages` here, which nobody reads or writes.
 
+        The last part of the time is for what is under way, so that a pull too long for it ends in good order.
         A connection that had lain idle may be stale: it is made anew once. Never raises a HotsetError.
 
         Args:
@@ -86,7 +88,10 @@ class PageFetcher:
             at_once = min(_REQUEST_PAGES, max(1, REQUEST_BYTES // into.page_bytes))
             starts = deque(range(0, len(refs), at_once))
             under_way: deque[tuple[int, int, Ticket]] = deque()
+            last_start = time.monotonic() + _ASKING * (deadline - time.monotonic())
             while starts or under_way:
+                if time.monotonic() > last_start:
+                    starts.clear()
                 if starts and len(under_way) < requester.capabilities.in_flight:
                     start = starts.popleft()
                     end = min(start + at_once, len(refs))
@@ -95,6 +100,8 @@ class PageFetcher:
                     ticket = requester.submit(write_request(part), room, deadline - time.monotonic())
                     under_way.append((start, end, ticket))
                     continue
+                if not under_way:
+                    break
                 start, end, ticket = under_way.popleft()
                 with requester.wait(ticket) as packed:
                     into.unpack(pages[start:end], packed)

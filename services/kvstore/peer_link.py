@@ -6,6 +6,7 @@ used ends with its lease, its pins with it, and the next call opens another.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
@@ -38,6 +39,7 @@ class PeerLink:
         self._header: FileHeader | None = None
         self._session: pb.AttachReply | None = None
         self._sequence = 0
+        self._releasing = asyncio.Lock()
 
     async def match(self, header: FileHeader, page_hashes: Sequence[bytes], seconds: float) -> PageRefs:
         """Pin the longest prefix of a chain that the peer has; the references are its own.
@@ -95,17 +97,25 @@ class PeerLink:
         session = self._session
         if session is None or not len(refs):
             return
-        self._sequence += 1
-        request = pb.UpdateRequest(
-            session_id=session.session_id, epoch=session.epoch, sequence=self._sequence
-        )
-        for ref in refs:
-            request.releases.add(page=ref.page, generation=ref.generation)
-        try:
-            await self._call(self._store.Update(request, timeout=seconds))
-        except Exception:
-            self._session = None
-            raise
+        async with self._releasing:
+            if session is not self._session:
+                return  # over already, and its pins with it
+            self._sequence += 1
+            request = pb.UpdateRequest(
+                session_id=session.session_id, epoch=session.epoch, sequence=self._sequence
+            )
+            for ref in refs:
+                request.releases.add(page=ref.page, generation=ref.generation)
+            try:
+                await self._call(self._store.Update(request, timeout=seconds))
+            except Exception:
+                if session is self._session:
+                    self._session = None
+                raise
+
+    def forget(self) -> None:
+        """Give the session up: what it pins comes back with the next attach, or with its lease."""
+        self._session = None
 
     async def close(self) -> None:
         """Hang up; the lease ends the session."""

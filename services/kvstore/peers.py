@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -70,11 +70,8 @@ class Peers:
         """Have what peers know of a chain here, as far as that succeeds in time. Raises no HotsetError."""
         if self._missing(page_hashes) is None:
             return
-        task = asyncio.create_task(self._fill(page_hashes, time.monotonic() + self._seconds))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
         # A client that hangs up must not end it: the thread may be writing pages that are held for it.
-        await asyncio.shield(task)
+        await asyncio.shield(self._go(self._fill(page_hashes, time.monotonic() + self._seconds)))
 
     async def close(self) -> None:
         """Wait for what is under way, which its deadline bounds, and hang up."""
@@ -130,15 +127,29 @@ class Peers:
         finally:
             # Sealed pages stay, cached; those still open are free again. The thread has ended with them.
             table.release_all(THE_PULLER)
-        if error is None:
-            try:
-                await link.release(theirs, _RELEASE_SECONDS)
-            except HotsetError as raised:
-                error = raised
         if error is not None:
-            self.counters.failures += 1
-            self._resting[link.address] = time.monotonic() + _REST_SECONDS
-            _log.warning("pull_failed peer=%s error=%s", link.address, error)
+            self._failed(link, error)
+        else:
+            self._go(self._release(link, theirs))  # nobody waits for that
+
+    async def _release(self, link: PeerLink, theirs: PageRefs) -> None:
+        try:
+            await link.release(theirs, _RELEASE_SECONDS)
+        except HotsetError as error:
+            self._failed(link, error)
+
+    def _failed(self, link: PeerLink, error: HotsetError) -> None:
+        """Count it, tell it, and leave the peer alone for a while."""
+        self.counters.failures += 1
+        self._resting[link.address] = time.monotonic() + _REST_SECONDS
+        link.forget()
+        _log.warning("pull_failed peer=%s error=%s", link.address, error)
+
+    def _go(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _bring(
         self,

@@ -38,6 +38,7 @@ class Session:
     epoch: int
     deadline: float  # the lease ends then
     expired: bool = False  # a mapped client past its lease, whose process lives
+    reads_only: bool = False  # another store; nobody waits for it to leave
     last_sequence: int = 0
     last_answer: Updated | None = None
     data_key: bytes = field(
@@ -61,6 +62,10 @@ class Sessions:
 
     def __len__(self) -> int:
         return len(self._by_id)
+
+    def working(self) -> int:
+        """Attached clients that do more than read."""
+        return sum(not session.reads_only for session in self._by_id.values())
 
     def count(self, kind: ClientKind) -> int:
         """Attached clients of `kind`."""

@@ -104,6 +104,7 @@ class Store:
         sealed = table.adopt(session_id, order.held)
         self._space.claim(session_id)
         session = self._sessions.open(order.client_name, order.kind, order.token, self._arena.next_epoch())
+        session.reads_only = order.reads_only
         self._counters.attaches += 1
         _log.info(
             "attach client=%s kind=%s session=%016x epoch=%d held=%d",
@@ -189,11 +190,11 @@ class Store:
         return self._end(self._speaking(session_id, epoch), SessionEnd.DETACHED)
 
     def drain(self) -> int:
-        """Take no new session and allocate no page from now on; the clients still attached."""
+        """Take no new session and allocate no page from now on; the attached clients that do not only read."""
         if not self.draining:
             self.draining = True
             _log.info("drain sessions=%d", len(self._sessions))
-        return len(self._sessions)
+        return self._sessions.working()
 
     def tick(self) -> None:
         """End the sessions that are over and give their pages back; a few times a second."""

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,10 +20,14 @@ from services.contract.errors import StateConflict
 from services.contract.file_header import FileHeader
 from services.contract.layout import ArenaLayout
 from services.contract.planes import Plane, PlaneLayer, planes_to_wire
+from services.contract.transport.counters import TransportCounters
 from services.contract.transport.frame import Credentials
-from services.contract.transport.protocol import Requester
+from services.contract.transport.mapped import MappedRequester
+from services.contract.transport.protocol import Requester, Ticket
+from services.kvstore.mapped_source import MappedSource
 from services.kvstore.page_bytes import PageBytes
-from services.kvstore.page_refs import PageRefs
+from services.kvstore.page_fetch import Face, PageFetcher
+from services.kvstore.page_refs import PageRef, PageRefs
 from services.kvstore.page_request import write_request
 from tests.contract.transport.peer import connect
 from tests.kvstore import process
@@ -188,6 +193,57 @@ def test_a_full_store_pulls_what_it_has_room_for(stack: ExitStack, shm: Path, tm
     pair.at_b.update(releases=held)
     time.sleep(2.1)  # so that it is asked again
     assert pair.at_b.contents(pair.at_b.match(chain("x"))) == written
+
+
+def test_pins_at_a_peer_go_back_whatever_became_of_the_pull(
+    stack: ExitStack, shm: Path, tmp_path: Path
+) -> None:
+    """A pull that fails has pinned pages there; the peer must not keep them for a reader that lives on."""
+    pair = Pair(stack, shm, tmp_path, "ucx", "--ucx-lanes=rdma")  # so that no byte ever comes
+    pair.at_a.sequence_of(chain("x", 8), 1)
+    pair.at_a.sequence_of(chain("y", 8), 2)
+    for name in "xyx":
+        assert pair.at_b.match(chain(name, 8)) == []
+        time.sleep(2.1)
+    assert pair.b.metric("hotset_store_pulls_failed_total") == 3
+    assert pair.a.stats().sealed_pages == 8  # of the last one alone
+    assert pair.a.metric("hotset_store_sessions", kind="remote") == 2
+    pair.at_b.detach()
+    pair.b.terminate()
+    pair.at_a.detach()
+    assert pair.a.terminate() < 2.5  # it does not wait for a reader
+
+
+def test_a_long_pull_ends_in_time_with_what_has_come(
+    stack: ExitStack, shm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter(range(10**6))
+    asked: list[int] = []
+
+    class Slow(MappedRequester):
+        """A second a look at the clock, which is looked at twice a request."""
+
+        def submit(self, body: bytes, reply_bytes: int, seconds: float) -> Ticket:
+            asked.append(reply_bytes)
+            return super().submit(body, reply_bytes, seconds)
+
+    store = stack.enter_context(KvStore(shm / "a", "--arena-bytes=6MiB", logs=tmp_path)).ready()
+    client = Client(store)
+    written = client.sequence_of(chain("x"), 1)
+    refs = PageRefs.of([PageRef(page.page, page.generation) for page in client.match(chain("x"))])
+    ours = list(client.update(4).pages)
+    source = MappedSource(store.arena, HEADER)
+    face = Face(b"", Credentials(0, 0, b""))
+    monkeypatch.setattr("services.kvstore.page_fetch.REQUEST_BYTES", 1)
+    monkeypatch.setattr("services.kvstore.page_fetch.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    fetcher = PageFetcher(lambda face, seconds: Slow(source, 0, TransportCounters()))
+    four = PageRefs(refs.pages[:4], refs.generations[:4])
+    into = np.array([page.page for page in ours])
+    fetched = fetcher.fetch(face, four, client.bytes, into, 14.0)
+    assert fetched.error is None
+    assert 0 < fetched.pages == len(asked) < 4
+    assert client.contents(ours)[: fetched.pages] == written[: fetched.pages]
+    fetcher.close()
 
 
 def test_another_model_is_never_pulled_nor_laid_out(stack: ExitStack, shm: Path, tmp_path: Path) -> None:

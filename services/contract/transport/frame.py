@@ -48,6 +48,9 @@ class Kind(IntEnum):
     REFUSAL = 5  # body: as `refusal.py` writes it
 
 
+_KINDS = frozenset(map(int, Kind))
+
+
 @dataclass(frozen=True, slots=True)
 class Credentials:
     """What a client may say to a peer's data plane, as an authenticated attach told it."""
@@ -98,7 +101,7 @@ def read_frame(message: memoryview, most: int) -> Frame:
     if len(message) < FRAME_BYTES:
         raise TransportFault(Fault.LENGTH, f"a message of {len(message)} bytes is no frame")
     magic, kind, _, session, generation, reply_bytes, sequence, length, key = _HEADER.unpack_from(message)
-    if magic != _MAGIC or kind not in list(Kind):
+    if magic != _MAGIC or kind not in _KINDS:
         raise TransportFault(Fault.LENGTH, "the message does not begin with a frame")
     if length > most:
         raise TransportFault(Fault.LENGTH, f"the message has a body of {length} bytes, {most} are the most")
