@@ -190,7 +190,7 @@ class Store:
         return self._end(self._speaking(session_id, epoch), SessionEnd.DETACHED)
 
     def drain(self) -> int:
-        """Take no new session and allocate no page from now on; the attached clients that do not only read."""
+        """Take no new session, allocate no page from now on; the clients attached that do more than read."""
         if not self.draining:
             self.draining = True
             _log.info("drain sessions=%d", len(self._sessions))
