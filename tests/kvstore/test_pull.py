@@ -202,10 +202,10 @@ def test_pins_at_a_peer_go_back_whatever_became_of_the_pull(
     pair = Pair(stack, shm, tmp_path, "ucx", "--ucx-lanes=rdma")  # so that no byte ever comes
     pair.at_a.sequence_of(chain("x", 8), 1)
     pair.at_a.sequence_of(chain("y", 8), 2)
-    for name in "xyx":
+    for name in "xy":
         assert pair.at_b.match(chain(name, 8)) == []
         time.sleep(2.1)
-    assert pair.b.metric("hotset_store_pulls_failed_total") == 3
+    assert pair.b.metric("hotset_store_pulls_failed_total") == 2
     assert pair.a.stats().sealed_pages == 8  # of the last one alone
     assert pair.a.metric("hotset_store_sessions", kind="remote") == 2
     pair.at_b.detach()
@@ -291,7 +291,6 @@ def test_a_reader_reads_only_what_it_holds(
 
 
 FAST = (
-    ("tcp", signal.SIGKILL, "during"),
     ("ucx-shm", signal.SIGSTOP, "during"),
     ("ucx-tcp", signal.SIGKILL, "between"),
 )
