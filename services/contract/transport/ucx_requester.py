@@ -117,8 +117,6 @@ class UcxRequester:
             raise TransportFault(Fault.LOST, "this requester is at its end; make another")
         ticket, message = self._ledger.ask(kind, body, reply_bytes, seconds)
         buffer = self._staging.take(FRAME_BYTES + reply_room(ticket))
-        # A message may be shorter than it says, and UCX does not tell: an old header must not stand there.
-        buffer[:FRAME_BYTES] = bytes(FRAME_BYTES)
         room = buffer[: FRAME_BYTES + reply_room(ticket)]
         receiving = self._worker.receive(room, to_requester(ticket.sequence))
         try:
