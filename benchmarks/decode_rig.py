@@ -2,7 +2,9 @@
 
 Knows how the scheduler and the runner are told so; not what is timed. KV and bounds are random numbers, so
 attention and Quest do all of their work. What tiered misses cannot come from a random model, whose choices
-mean nothing: `Traced` puts a choice of a known miss rate in place of Quest's, after Quest has chosen.
+mean nothing: `Traced` puts a choice of a known miss rate in place of Quest's, after Quest has chosen. Or
+rows have slots for all their blocks (`whole`): the trace walks through them all, and from then on chooses at
+random.
 """
 
 from __future__ import annotations
@@ -25,25 +27,47 @@ ANSWER_TOKENS = 200  # room behind the context
 
 
 class Trace:
-    """Choices of which exactly `misses` a lane and step are not among the last `capacity` blocks.
+    """What each lane chooses, step by step.
 
-    A lane's full blocks stand on a ring in random order; each step the window of chosen ones moves on by
-    `misses`, so what enters it left it longest ago. The open block is the last of every choice. All layers
-    make the same choice: that costs one launch a step, where the real select has cost its own already.
+    The open block is the last of every choice. All layers make the same choice: that costs one launch a step,
+    where the real select has cost its own already.
     """
 
-    def __init__(self, lanes: int, context: int, top_k: int, misses: int, steps: int) -> None:
-        generator = torch.Generator(device="cuda").manual_seed(1)
-        blocks = context // BLOCK_TOKENS - 1
-        order = torch.rand(lanes, blocks, device="cuda", generator=generator).argsort(1).int()
-        start = torch.arange(steps, device="cuda").unsqueeze(1) * misses
-        place = (start + torch.arange(top_k - 1, device="cuda")) % blocks
-        chosen = order[:, place].transpose(0, 1)  # [steps, lanes, top_k - 1]
+    def __init__(self, chosen: Tensor, context: int) -> None:
+        """`chosen` [steps, lanes, top_k - 1] int32 full blocks of rows that begin with `context` tokens."""
+        steps, lanes, _ = chosen.shape
         opened = (context + torch.arange(steps, device="cuda").int()) // BLOCK_TOKENS
         last = opened.view(-1, 1, 1).expand(-1, lanes, 1)
         self._chosen = torch.cat([chosen, last], 2).contiguous()
         self._step = torch.full((1,), -1, dtype=torch.int64, device="cuda")
         self._current = self._chosen[0]
+
+    @classmethod
+    def missing(cls, lanes: int, context: int, top_k: int, misses: int, steps: int) -> Trace:
+        """Exactly `misses` a lane and step are not among the last blocks, as many as its slots.
+
+        A lane's full blocks stand on a ring in random order; each step the window of chosen ones moves on by
+        `misses`, so what enters it left it longest ago.
+        """
+        generator = torch.Generator(device="cuda").manual_seed(1)
+        blocks = context // BLOCK_TOKENS - 1
+        order = torch.rand(lanes, blocks, device="cuda", generator=generator).argsort(1).int()
+        start = torch.arange(steps, device="cuda").unsqueeze(1) * misses
+        place = (start + torch.arange(top_k - 1, device="cuda")) % blocks
+        return cls(order[:, place].transpose(0, 1), context)
+
+    @classmethod
+    def touching(cls, lanes: int, context: int, top_k: int, steps: int) -> Trace:
+        """Every block once, in `touching_steps` steps; then any."""
+        generator = torch.Generator(device="cuda").manual_seed(1)
+        blocks = context // BLOCK_TOKENS
+        chosen = (
+            torch.rand(steps, lanes, blocks, device="cuda", generator=generator).topk(top_k - 1, 2).indices
+        )
+        first = torch.arange(touching_steps(context, top_k) * (top_k - 1), device="cuda") % blocks
+        walk = first.view(-1, 1, top_k - 1)
+        chosen[: walk.shape[0]] = walk
+        return cls(chosen.int(), context)
 
     def rewind(self) -> None:
         """Begin anew with the next step."""
@@ -75,6 +99,11 @@ class Traced:
         return self._trace.choose(batch.seats.shape[0] * batch.groups, moves_on=self._is_first)
 
 
+def touching_steps(context: int, top_k: int) -> int:
+    """Steps in which a lane can have chosen all of its blocks."""
+    return -(-(context // BLOCK_TOKENS) // (top_k - 1))
+
+
 def engine_in_mid_answer(
     model: CausalLM,
     *,
@@ -85,6 +114,7 @@ def engine_in_mid_answer(
     misses: float = 0.0,
     skip_io: bool = False,
     graphs: bool = True,
+    whole: bool = False,
 ) -> OfflineEngine:
     """`batch` rows of `context` tokens that are about to decode.
 
@@ -93,17 +123,24 @@ def engine_in_mid_answer(
         batch: rows.
         context: tokens a row.
         budget: Quest's, tokens.
-        mode: full or tiered, whose capacity is twice the budget.
+        mode: full or tiered, where each row has a share of twice the budget.
         misses: share of a step's choices that miss, if tiered.
         skip_io: resolve moves no bytes.
         graphs: decode by captured graphs.
+        whole: in tiered mode, have slots for everything; touched after `touching_steps` steps.
     """
     longest = -(-(context + ANSWER_TOKENS) // 64) * 64
+    spec, top_k = model.spec, budget // BLOCK_TOKENS
+    token_bytes = spec.layers * spec.kv_heads * 2 * spec.head_dim * model.dtype.itemsize
+    tokens_a_row = longest + 256 if whole else 2 * budget
+    table_bytes = 8 * spec.layers * spec.kv_heads / BLOCK_TOKENS  # of a token's hot slots
     settings = DecoderSettings.model_validate(
         {
             "model": Path("synthetic"),
             "device": "cuda:0",
             "kv_mode": mode,
+            "hot_tokens": 0 if mode == "full" else min(2 * budget, longest),
+            "hot_bytes": int(batch * tokens_a_row * (token_bytes + table_bytes)),
             "budget_tokens": budget,
             "block_tokens": BLOCK_TOKENS,
             "max_rows": batch,
@@ -113,14 +150,15 @@ def engine_in_mid_answer(
             "probe_no_io": skip_io,
         }
     )
-    spec = model.spec
-    token_bytes = spec.layers * spec.kv_heads * 2 * spec.head_dim * model.dtype.itemsize
     arena_bytes = int(batch * longest * token_bytes * 1.25) + 2**28
-    top_k, lanes = budget // BLOCK_TOKENS, batch * spec.kv_heads
-    trace = Trace(lanes, context, top_k, round(misses * top_k), ANSWER_TOKENS)
+    lanes = batch * spec.kv_heads
+    if whole:
+        trace = Trace.touching(lanes, context, top_k, ANSWER_TOKENS)
+    else:
+        trace = Trace.missing(lanes, context, top_k, round(misses * top_k), ANSWER_TOKENS)
 
     def wrap(layer: int, selector: Selector) -> Selector:
-        return Traced(selector, trace, is_first=layer == 0) if mode == "tiered" else selector
+        return Traced(selector, trace, is_first=layer == 0) if whole or mode == "tiered" else selector
 
     engine = OfflineEngine(settings, arena_bytes, model, wrap)
     runner = engine.runner
@@ -144,6 +182,7 @@ def engine_in_mid_answer(
 def _pretend(engine: OfflineEngine) -> None:
     """A prefill step in which nothing is computed."""
     plan, runner = engine.scheduler.plan(), engine.runner
+    runner.residence.resize(plan.resizes)
     for row, first, host_pages, device_pages in plan.new_pages:
         runner.tables.put(row, first, host_pages, device_pages)
     done = {}

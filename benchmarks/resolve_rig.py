@@ -13,7 +13,9 @@ from torch import Tensor
 
 from benchmarks.gpu_timing import GIB, Arena, seconds_of
 from services.decoder.kernels.gpu.resolve import ResolveCall, ResolveShape
+from services.decoder.kernels.lanes import empty_tables, layer_of, seat
 from services.decoder.kernels.lru import LaneTables
+from services.decoder.kv.hot_class import parcel_slots_for
 
 LAYERS = 4
 REPLAYS = 7
@@ -52,7 +54,9 @@ class Rig:
         fresh = case.misses * steps
         # The open block is far off, so no lane is fully resident, but for the cases that say so.
         self.max_blocks = k + fresh + (1 if case.resident else 100_000)
-        self.shape = shape or ResolveShape.fitting(case.block_bytes, k, capacity, lanes)
+        size = parcel_slots_for(capacity)
+        most = capacity // size
+        self.shape = shape or ResolveShape.fitting(case.block_bytes, k, most, size, lanes)
         extent_blocks = case.extent_gib * GIB // case.block_bytes // case.groups
         self.layers: list[list[ResolveCall]] = []
         rows, device = case.batch, torch.device("cuda")
@@ -64,7 +68,7 @@ class Rig:
             pages = torch.randint(
                 extent_blocks, (rows, self.max_blocks), dtype=torch.int32, device=device, generator=generator
             )
-            tables = self._tables(lanes, capacity, device)
+            tables = self._tables(most, size, device)
             pool = torch.zeros(lanes * capacity, case.block_bytes // 4, dtype=torch.int32, device=device)
             stretch = arena.registered.device_address
             stretch += (
@@ -110,25 +114,17 @@ class Rig:
         torch.cuda.synchronize()
         self.before = [self._snapshot(calls[0].tables) for calls in self.layers]
 
-    def _tables(self, lanes: int, capacity: int, device: torch.device) -> LaneTables:
-        def full(*shape: int) -> Tensor:
-            return torch.full(shape, -1, dtype=torch.int32, device=device)
-
-        slots = torch.arange(capacity, dtype=torch.int32, device=device).expand(lanes, -1).contiguous()
-        base = torch.arange(lanes, dtype=torch.int32, device=device).unsqueeze(1) * capacity
-        return LaneTables(
-            block_to_slot=full(lanes, self.max_blocks),
-            slot_to_block=full(lanes, capacity),
-            order=slots.clone(),
-            resident=torch.zeros(lanes, dtype=torch.int32, device=device),
-            pool_slot=(slots + base).contiguous(),
-        )
+    def _tables(self, most: int, size: int, device: torch.device) -> LaneTables:
+        rows, groups = self.case.batch, self.case.groups
+        tables = empty_tables(1, rows, groups, self.max_blocks, rows * most, size, most, device)
+        tables.parcels.copy_(torch.arange(rows * most, device=device).view(rows, most))
+        for row in range(rows):
+            seat(tables, row, most * size, self.max_blocks - 1)
+        return layer_of(tables, 0)
 
     @staticmethod
     def _snapshot(tables: LaneTables) -> list[Tensor]:
-        return [
-            t.clone() for t in (tables.block_to_slot, tables.slot_to_block, tables.order, tables.resident)
-        ]
+        return [t.clone() for t in (tables.block_to_slot, tables.slot_to_block, tables.order)]
 
     def missing_homes(self, call: ResolveCall, step: int) -> Tensor:
         """Where the blocks that `step` misses lie in the layer's stretch: [lanes * misses] int32."""
@@ -143,7 +139,7 @@ class Rig:
         """Tables and counters as after the filling step."""
         for calls, saved in zip(self.layers, self.before, strict=True):
             tables = calls[0].tables
-            now = (tables.block_to_slot, tables.slot_to_block, tables.order, tables.resident)
+            now = (tables.block_to_slot, tables.slot_to_block, tables.order)
             for tensor, old in zip(now, saved, strict=True):
                 tensor.copy_(old)
             calls[0].counters.zero_()

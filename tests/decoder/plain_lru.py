@@ -21,11 +21,13 @@ class PlainLane:
         """Slots of the selection, the open slot, fetches as (block, slot), hits, evictions."""
         chosen = list(dict.fromkeys(block for block in selection if block >= 0))
         open_had_slot = self.slot_of(open_block) is not None
-        everything_here = len(self.block_of) == open_block + 1 and open_had_slot
         before = {block: self.slot_of(block) for block in {*chosen, open_block}}
         missing = [block for block in chosen if before[block] is None]
         if not open_had_slot and open_block not in missing:
             missing.append(open_block)
+        rests = not missing and open_block + 1 <= len(
+            self.order
+        )  # nothing is missing, nothing can be evicted
         hit_slots = [slot for slot in self.order if slot in {before[b] for b in chosen}]
         open_slot = before[open_block]
         hits = [slot for slot in hit_slots if slot != open_slot]
@@ -39,7 +41,7 @@ class PlainLane:
             taken.append(victim)
         opened = self.slot_of(open_block)
         assert opened is not None
-        if not everything_here:
+        if not rests:
             self.order = [*stale, *(slot for slot in taken if slot != opened), *hits, opened]
         fetches = [(block, slot) for block, slot in zip(missing, taken, strict=True) if block != open_block]
         slots = [-1 if block < 0 else self._must(block) for block in selection]
@@ -50,11 +52,20 @@ class PlainLane:
         assert slot is not None
         return slot
 
-    def grow(self, slots: list[int]) -> None:
-        self.order = [*slots, *self.order]
+    def grow(self, count: int) -> None:
+        self.order = [*range(len(self.order), len(self.order) + count), *self.order]
 
-    def shrink(self, count: int) -> list[int]:
-        dropped, self.order = self.order[:count], self.order[count:]
-        for slot in dropped:
+    def shrink(self, count: int) -> None:
+        """Slots keep their numbers here; `renumber` follows whoever gives them others."""
+        for slot in self.order[:count]:
             self.block_of.pop(slot, None)
-        return dropped
+        self.order = self.order[count:]
+
+    def blocks(self) -> list[int | None]:
+        """What the slots hold, from stale to recent, whatever their numbers."""
+        return [self.block_of.get(slot) for slot in self.order]
+
+    def renumber(self, order: list[int]) -> None:
+        held = self.blocks()
+        self.order = order
+        self.block_of = {slot: block for slot, block in zip(order, held, strict=True) if block is not None}

@@ -9,11 +9,13 @@ from services.decoder.engine.offline import OfflineEngine
 from services.decoder.engine.runner import Runner
 from services.decoder.engine.sequence import Sequence
 from services.decoder.engine.step_plan import Chunk, NewPages, StepPlan
+from services.decoder.kv.hot_class import Resize
 
 
 @dataclass(frozen=True)
 class RecordedStep:
     left_rows: list[int]
+    resizes: list[Resize]
     new_pages: list[NewPages]
     decodes: list[int]  # index of each sequence
     chunks: list[tuple[int, int, int]]
@@ -33,6 +35,7 @@ class Recording:
             self.steps.append(
                 RecordedStep(
                     left_rows=list(plan.left_rows),
+                    resizes=list(plan.resizes),
                     new_pages=list(plan.new_pages),
                     decodes=[number[id(sequence)] for sequence in plan.decodes],
                     chunks=[(number[id(chunk.sequence)], chunk.start, chunk.end) for chunk in plan.chunks],
@@ -53,6 +56,7 @@ class Recording:
                 owner.device_pages += pages.device_pages
             plan = StepPlan(
                 left_rows=list(step.left_rows),
+                resizes=list(step.resizes),
                 new_pages=list(step.new_pages),
                 decodes=[sequences[i] for i in step.decodes],
                 chunks=[Chunk(sequences[i], start, end) for i, start, end in step.chunks],

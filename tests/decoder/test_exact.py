@@ -26,13 +26,14 @@ LENGTHS = (1500, 700, 2100, 333, 1024, 16, 1777, 900)
 
 
 def settings(model: Path, **changes: object) -> DecoderSettings:
-    """Small blocks and a hot buffer one block larger than the budget: over 20% of the choices miss."""
+    """Small blocks, and hot slots for one more than the budget where `max_rows` run: over 20% miss."""
     base: dict[str, object] = {
         "model": model,
         "block_tokens": 2,
-        "budget_tokens": 64,
-        "hot_tokens": 66,
+        "budget_tokens": 66,
+        "hot_tokens": 68,
         "max_step_tokens": 768,
+        "window_tokens": 256,
     }
     return DecoderSettings.model_validate(base | changes)
 
@@ -54,6 +55,7 @@ def answers(sequences: list[Sequence]) -> list[list[int]]:
 def check_tiered_is_full(
     model: CausalLM, path: Path, lengths: tuple[int, ...], tokens: int, **more: object
 ) -> None:
+    more = {"max_rows": len(lengths), **more}
     tiered = OfflineEngine(settings(path, kv_mode="tiered", **more), ARENA_BYTES, model)
     recording = Recording()
     ours = requests(path, lengths, tokens)
@@ -88,7 +90,7 @@ def test_tiered_equals_full_in_bf16(model_bf16: CausalLM, default_model: Path) -
 
 def test_exempt_layers_stay_resident(model_fp32: CausalLM, default_model: Path) -> None:
     """Dense first layers fetch each block once at most; the others go on missing."""
-    engine = OfflineEngine(settings(default_model, dense_layers=2), ARENA_BYTES, model_fp32)
+    engine = OfflineEngine(settings(default_model, dense_layers=2, max_rows=1), ARENA_BYTES, model_fp32)
     sequences = requests(default_model, (500,), 20)
     engine.generate(sequences)
     misses = engine.counters()[:, Counter.MISSES]

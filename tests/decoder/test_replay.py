@@ -5,20 +5,22 @@ from __future__ import annotations
 import torch
 
 from services.decoder.kernels.counter import Counter
-from services.decoder.kernels.lanes import empty_tables, grow
+from services.decoder.kernels.lanes import layer_of
 from services.decoder.kernels.replay import MissPlan, plan_of, replay
 from services.decoder.kernels.resolve import resolve
 from services.decoder.kernels.step_kernels import LayerStore
+from tests.decoder.parcels import Parcels
 
 LANES, BLOCKS, CAPACITY, TOP_K = 3, 40, 9, 6
 
 
-def layer_of(bytes_of: int, tables: LayerStore | None = None) -> LayerStore:
+def layer_with(bytes_of: int, tables: LayerStore | None = None) -> LayerStore:
     """Blocks of two elements, each another number; with `tables`, those of that layer."""
     if tables is None:
-        own = empty_tables(LANES, BLOCKS, CAPACITY, torch.device("cpu"))
-        for lane in range(LANES):
-            grow(own, lane, range(lane * CAPACITY, (lane + 1) * CAPACITY))
+        parcels = Parcels(LANES, 1, BLOCKS, CAPACITY, 1, device=torch.device("cpu"))
+        for row in range(LANES):
+            parcels.seat(row, CAPACITY, BLOCKS - 1)
+        own = layer_of(parcels.tables, 0)
     else:
         own = tables.tables
     arena = torch.arange(LANES * BLOCKS * 2).view(-1, 2) + bytes_of
@@ -28,8 +30,8 @@ def layer_of(bytes_of: int, tables: LayerStore | None = None) -> LayerStore:
 
 def test_a_follower_holds_what_its_anchor_chose() -> None:
     generator = torch.Generator().manual_seed(5)
-    anchor = layer_of(1000)
-    follower = layer_of(9000, anchor)
+    anchor = layer_with(1000)
+    follower = layer_with(9000, anchor)
     lanes = torch.arange(LANES)
     opened = torch.full((LANES,), BLOCKS - 1)
     home = torch.randperm(LANES * BLOCKS, generator=generator).view(LANES, BLOCKS)
@@ -50,7 +52,7 @@ def test_a_follower_holds_what_its_anchor_chose() -> None:
 
 
 def test_columns_beyond_the_count_mean_nothing() -> None:
-    layer = layer_of(0)
+    layer = layer_with(0)
     plan = MissPlan(
         source=torch.tensor([[3, 99_999], [99_999, 99_999]], dtype=torch.int32),
         target=torch.tensor([[5, 99_999], [99_999, 99_999]], dtype=torch.int32),
@@ -62,7 +64,7 @@ def test_columns_beyond_the_count_mean_nothing() -> None:
 
 
 def test_a_plan_keeps_the_sequence_of_the_selection_and_leaves_out_the_open_block() -> None:
-    layer = layer_of(0)
+    layer = layer_with(0)
     selected = torch.tensor([[7, 39, 2, 7, -1, 5]], dtype=torch.int32)
     home = torch.arange(BLOCKS).unsqueeze(0) + 10
     found = resolve(layer, torch.tensor([1]), selected, torch.tensor([39]), home)

@@ -19,14 +19,16 @@ from services.decoder.attention.everything import Everything
 from services.decoder.attention.heart import Heart
 from services.decoder.attention.quest import Quest
 from services.decoder.attention.selector import Selector
-from services.decoder.kernels.append import make_records
 from services.decoder.kernels.counter import Counter
 from services.decoder.kernels.twins import Twins
 from services.decoder.kv.arena_map import ArenaMap
+from services.decoder.kv.arena_path import DirectPath
 from services.decoder.kv.batch import PrefillChunk, decode_batch
 from services.decoder.kv.bounds_index import BoundsIndex
 from services.decoder.kv.full import Full
+from services.decoder.kv.history import Window
 from services.decoder.kv.hot_buffer import HotBuffer
+from services.decoder.kv.hot_class import HotClass, Resize
 from services.decoder.kv.residence import Residence
 from services.decoder.kv.shape import KvShape
 from services.decoder.kv.tiered import Tiered
@@ -36,6 +38,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 MAX_BLOCKS = made_up.MAX_PAGES * 3
 ROWS = 4
+WINDOW = 24  # tokens: two pages
 
 
 class Rig:
@@ -44,16 +47,22 @@ class Rig:
     def __init__(self, path: Path, mode: str, groups: int = 3, capacity: int = 4) -> None:
         self.shape = made_up.shape(groups)
         self.path = path
+        self.classes: list[HotClass] = []
         self.arena = made_up.arena(self.shape, path)
         self.tables = made_up.tables(ROWS)
+        arena_path = DirectPath(Twins(), self.arena, self.shape, WINDOW, made_up.CPU)
+        window = Window(Twins(), self.shape, WINDOW, made_up.CPU)
         self.residence: Residence
         if mode == "tiered":
-            hot = HotBuffer(self.shape, ROWS, MAX_BLOCKS, (MAX_BLOCKS, capacity), made_up.CPU)
+            self.classes = [
+                HotClass(1, ROWS * blocks, 1, blocks, blocks) for blocks in (MAX_BLOCKS, capacity)
+            ]
+            hot = HotBuffer(self.shape, ROWS, MAX_BLOCKS, self.classes, made_up.CPU)
             for pool in hot.pools:
                 pool.fill_(float("nan"))
-            self.residence = Tiered(Twins(), self.arena, hot, self.tables)
+            self.residence = Tiered(Twins(), self.arena, hot, self.tables, arena_path)
         else:
-            self.residence = Full(Twins(), self.arena, self.shape, 21, self.tables)
+            self.residence = Full(Twins(), self.arena, self.shape, 21, self.tables, arena_path, window)
             for layer in range(2):
                 self.residence.pool(layer).fill_(float("nan"))
 
@@ -63,9 +72,18 @@ class Rig:
         for start, end in pairwise(edges):
             chunk = PrefillChunk.build(self.shape, self.tables, row, start, end)
             for layer, sign in enumerate((1, -1)):
-                records = make_records(sign * key[start:end], sign * value[start:end], self.shape.groups)
-                self.residence.write(layer, chunk, records)
-        self.residence.seat(row, key.shape[0])
+                self.residence.write(layer, chunk, sign * key[start:end], sign * value[start:end])
+        self.seat(row, key.shape[0])
+
+    def seat(self, row: int, tokens: int) -> None:
+        """With as many parcels as the row can own."""
+        self.residence.resize(
+            [
+                Resize(number, row, list(range(row * of.most, (row + 1) * of.most)))
+                for number, of in enumerate(self.classes)
+            ]
+        )
+        self.residence.seat(row, tokens)
 
     def decode(self, row: int, at: int, key: Tensor, value: Tensor, selected: list[int]) -> list[Tensor]:
         """One token, [kv_heads, head_dim], at position `at`; returns each layer's selected blocks as
@@ -123,14 +141,23 @@ def test_the_file_holds_exactly_the_records(tmp_path: Path, mode: str, groups: i
         assert np.isnan(untouched).all(), "a byte outside the row's records was written"
 
 
-def test_history_returns_what_was_written(tmp_path: Path, mode: str) -> None:
-    rig = Rig(tmp_path / "arena", mode)
-    key, value = made(40)
-    rig.prefill(1, key[:36], value[:36], cuts=(4, 24))
-    chunk = PrefillChunk.build(rig.shape, rig.tables, 1, 36, 40)
-    got = rig.residence.history(1, chunk)
-    assert torch.equal(got[0], -key[:36])
-    assert torch.equal(got[1], -value[:36])
+@pytest.mark.parametrize("groups", [1, 3])
+@pytest.mark.parametrize("start", [0, 4, 12, 20, 24, 28, 36, 48, 52])
+def test_history_returns_what_was_written_in_windows(
+    tmp_path: Path, mode: str, groups: int, start: int
+) -> None:
+    rig = Rig(tmp_path / "arena", mode, groups)
+    key, value = made(60)
+    if start:
+        rig.prefill(1, key[:start], value[:start], cuts=(4, 24) if start > 24 else ())
+    chunk = PrefillChunk.build(rig.shape, rig.tables, 1, start, 60)
+    at = 0
+    for window in rig.residence.history(1, chunk):
+        run = slice(at, min(at + WINDOW, start))
+        assert torch.equal(window.key, -key[run])
+        assert torch.equal(window.value, -value[run])
+        at = run.stop
+    assert at == start
 
 
 @pytest.mark.parametrize("prompt", [1, 3, 4, 5, 12, 13, 31])
@@ -165,8 +192,9 @@ def test_seat_loads_the_filled_part_of_the_open_block_and_no_more(tmp_path: Path
         for group in range(3):
             lane = 3 * 3 + group
             tables = hot.tables[layer]
-            assert tables.resident[lane] == 1
-            slot = tables.pool_slot[lane, tables.block_to_slot[lane, 2]]
+            assert int((tables.block_to_slot[lane] >= 0).sum()) == 1
+            slot = hot.open_slots(3)[layer][group]
+            assert int(tables.slot_to_block[slot]) == 2
             block = rig.residence.pool(layer)[slot]  # [block_tokens, 2, 1, head_dim]
             assert torch.equal(block[:2, 0, 0], sign * key[8:10, group])
             assert torch.equal(block[:2, 1, 0], sign * value[8:10, group])
@@ -250,7 +278,7 @@ def test_the_heart_with_a_budget_of_everything_is_dense_attention(
             for token in range(start, end):
                 past = (side[: token + 1] for side in data[i])
                 assert torch.allclose(out[token - start], naive_output(query[i, token], *past), atol=1e-5)
-        rig.residence.seat(row, prompt)
+        rig.seat(row, prompt)
     for step in range(20):
         at = [prompt + step for prompt in prompts]
         batch = decode_batch(shape, rig.tables, rows, at)
@@ -279,7 +307,7 @@ def test_the_heart_with_a_small_budget_attends_to_quests_choice(
     query = torch.randn(60, 6, 8)
     chunk = PrefillChunk.build(shape, rig.tables, row, 0, prompt)
     heart.prefill(1, chunk, query[:prompt], key[:prompt], value[:prompt], 1.0)
-    rig.residence.seat(row, prompt)
+    rig.seat(row, prompt)
     for at in range(prompt, 60):
         batch = decode_batch(shape, rig.tables, [row], [at])
         now = slice(at, at + 1)

@@ -16,9 +16,12 @@ from services.decoder.engine.device_sampler import DeviceSampler
 from services.decoder.engine.memory_plan import MemoryPlan, kv_fingerprint, kv_planes, kv_shape
 from services.decoder.kernels.twins import Twins
 from services.decoder.kv.arena_map import ArenaMap
+from services.decoder.kv.arena_path import DirectPath
 from services.decoder.kv.bounds_index import BoundsIndex
 from services.decoder.kv.full import Full
+from services.decoder.kv.history import Window
 from services.decoder.kv.hot_buffer import HotBuffer
+from services.decoder.kv.hot_class import HotClass
 from services.decoder.kv.row_tables import RowTables
 from services.decoder.models.spec import ModelSpec
 from services.decoder.settings import DecoderSettings
@@ -49,20 +52,23 @@ def derive(
     dtype: torch.dtype = torch.bfloat16,
     arena_bytes: int = 2**30,
     device: torch.device = CPU,
+    room_bytes: int | None = None,
     **changes: object,
 ) -> MemoryPlan:
     asked = settings(**changes)
     shape = kv_shape(asked, spec, dtype)
     layout = ArenaLayout.fit(arena_bytes, shape.page_tokens, kv_planes(asked, shape))
-    return MemoryPlan.derive(asked, spec, shape, layout, WEIGHTS, device)
+    return MemoryPlan.derive(asked, spec, shape, layout, WEIGHTS, device, room_bytes)
 
 
 def test_smollm2_by_hand() -> None:
     plan = derive()
-    # A record is a key and a value of one head, 2 x 64 x 2 bytes; a block 16; a lane 2 x 2,048 tokens.
+    # A record is a key and a value of one head, 2 x 64 x 2 bytes; a block 16; eight rows 2 x 2,048 tokens
+    # each, of which one can have all, up to its 8,192 tokens, and each at least the budget of 128 blocks and
+    # one more.
     assert plan.shape.block_bytes == 16 * 2 * 64 * 2 == 4096
     assert plan.max_model_len == 8192
-    assert plan.capacities == (256,) * 30
+    assert plan.hot_classes == (HotClass(layers=30, parcels=8 * 32, parcel_slots=8, floor=17, most=64),)
     assert plan.top_k == 128
     assert plan.hot_bytes == 8 * 3 * 256 * 30 * 4096 == 754_974_720
     assert plan.resident_bytes == 0
@@ -71,9 +77,10 @@ def test_smollm2_by_hand() -> None:
     assert plan.index_bytes == 30 * 1024 * 3072 == 94_371_840
     assert plan.token_bytes == 30 * 3 * 2 * 64 * 2 == 23_040
     assert (plan.max_pages, plan.max_blocks) == (128, 512)
-    rows, lanes = 4 * 8 * 2 * 128, 4 * 24 * 30 * (512 + 3 * 256 + 1)
-    assert plan.table_bytes == rows + lanes == 3_697_472
+    rows, lanes, slots = 8 * (2 * 128 + 64 + 1), 24 * 30 * 512, 2 * 30 * 3 * 8 * 256
+    assert plan.table_bytes == 4 * (rows + lanes + slots) == 2_959_392
     assert plan.layout.page_count == 684
+    assert plan.window_bytes == 16_384 * 768  # a record of each head in one layer
 
 
 def test_full_mode_keeps_kv_in_device_pages_and_no_hot_buffer() -> None:
@@ -111,14 +118,16 @@ def test_what_is_planned_is_what_is_allocated(
     tables = RowTables(rows, plan.max_pages, CPU)
     table_bytes = tables.host_pages.nbytes + tables.device_pages.nbytes
     if mode == "tiered":
-        hot = HotBuffer(shape, rows, plan.max_blocks, plan.capacities, CPU)
+        hot = HotBuffer(shape, rows, plan.max_blocks, plan.hot_classes, CPU)
         assert plan.hot_bytes == sum(pool.nbytes for pool in hot.pools) > 0
         for lanes in hot.tables:
-            parts = (lanes.block_to_slot, lanes.slot_to_block, lanes.order, lanes.resident, lanes.pool_slot)
-            table_bytes += sum(part.nbytes for part in parts)
+            table_bytes += sum(t.nbytes for t in (lanes.block_to_slot, lanes.slot_to_block, lanes.order))
+        for lanes in {id(lanes.parcels): lanes for lanes in hot.tables}.values():
+            table_bytes += lanes.parcels.nbytes + lanes.capacity.nbytes
         assert plan.resident_bytes == 0
     else:
-        full = Full(Twins(), arena, shape, plan.device_pages, tables)
+        path, window = DirectPath(Twins(), arena, shape, 64, CPU), Window(Twins(), shape, 64, CPU)
+        full = Full(Twins(), arena, shape, plan.device_pages, tables, path, window)
         assert plan.resident_bytes == sum(full.pool(layer).nbytes for layer in range(shape.layers))
         assert plan.hot_bytes == 0
     assert plan.table_bytes == table_bytes
@@ -129,8 +138,13 @@ def test_what_is_planned_is_what_is_allocated(
         assert index.layer(2).device.data_ptr() == index.pool[-1].data_ptr()
     else:
         assert plan.index_bytes == 0
-    dense_layers = 3 - plan.quest_layers
-    assert plan.capacities == (32,) * dense_layers + (8,) * plan.quest_layers
+    layers = [each.layers for each in plan.hot_classes]
+    if mode == "full":
+        assert not layers
+    else:
+        assert layers == [count for count in (3 - plan.quest_layers, plan.quest_layers) if count]
+        lane_slots = [each.parcels * each.parcel_slots for each in plan.hot_classes]
+        assert lane_slots == [2 * 32] * (plan.quest_layers < 3) + [2 * 8] * (plan.quest_layers > 0)
 
 
 def test_rows_of_the_longest_length_all_fit_the_device_cache_by_default() -> None:
@@ -144,8 +158,60 @@ def test_a_small_arena_shortens_what_one_may_ask() -> None:
     assert plan.max_model_len == plan.layout.page_count * 64 < 8192
 
 
-def test_capacity_never_exceeds_the_longest_row() -> None:
-    assert set(derive(max_model_len=640, budget_tokens=1024).capacities) == {40}
+def test_no_row_is_given_more_than_the_longest_one_can_use() -> None:
+    (quest,) = derive(max_model_len=640, budget_tokens=1024).hot_classes
+    assert (quest.lane_slots, quest.floor * quest.parcel_slots) == (40, 40)
+    assert quest.parcels == 8 * quest.most
+
+
+def quest_lane_slots(plan: MemoryPlan) -> int:
+    """Blocks of all rows together."""
+    return plan.hot_classes[-1].parcels * plan.hot_classes[-1].parcel_slots
+
+
+def test_hot_bytes_buys_as_many_slots_as_fit_with_their_tables() -> None:
+    block = 30 * 3 * (4096 + 8)
+    for blocks in (136, 143, 144, 1000):
+        plan = derive(hot_bytes=blocks * block)
+        assert quest_lane_slots(plan) == blocks // 8 * 8
+        assert plan.hot_bytes <= blocks * block
+    with pytest.raises(
+        SetupError, match=r"may take 47\.6 MiB in 30 layers, and one row needs 47\.9 MiB there"
+    ):
+        derive(hot_bytes=135 * block)
+    assert quest_lane_slots(derive(hot_bytes=2**40)) == 8 * 512, "more than all rows can ever use"
+    floor = derive(hot_bytes=2**28, hot_tokens=4096).hot_classes[-1]
+    assert floor.floor * floor.parcel_slots == 256
+
+
+def test_a_gpu_gives_what_is_free_after_index_tables_and_sampling() -> None:
+    cuda = torch.device("cuda:0")
+    without = derive(device=cuda, hot_bytes=2**40, max_rows=64)
+    plan = derive(device=cuda, room_bytes=3 * 2**30, max_rows=64)
+    assert quest_lane_slots(plan) < quest_lane_slots(without)
+    spent = plan.hot_bytes + plan.index_bytes + plan.table_bytes + plan.sampling_bytes + plan.window_bytes
+    # Less than a parcel is left over, and the table of parcels that was counted twice or not at all.
+    assert 0 <= 3 * 2**30 - spent < 8 * 30 * 3 * 4104 + 4 * 64 * 65
+    assert derive(device=cuda, room_bytes=2**30, hot_bytes=2**28).hot_bytes <= 2**28, "what was asked"
+    with pytest.raises(SetupError, match=r"raise --hot-bytes or --device-memory-share"):
+        derive(device=cuda, room_bytes=2**20)
+
+
+def test_layers_that_read_everything_hold_all_rows_where_nothing_limits_them() -> None:
+    dense = derive(dense_layers=2).hot_classes[0]
+    assert (dense.layers, dense.parcels, dense.floor) == (2, 8 * dense.most, dense.most)
+    assert dense.lane_slots == 512
+    row = 2 * 3 * 512 * 4104
+    dense, _quest = derive(dense_layers=2, hot_bytes=2**28).hot_classes
+    assert dense.parcels == 8 * dense.most
+    assert (
+        quest_lane_slots(derive(dense_layers=2, hot_bytes=2**28))
+        == (2**28 - 8 * row) // (28 * 3 * 4104) // 8 * 8
+    )
+    dense = derive(dense_layers=2, hot_bytes=2**27).hot_classes[0]
+    assert dense.parcels * 16 == 2**26 // (2 * 3 * 4104) // 16 * 16
+    with pytest.raises(SetupError, match="lower --max-model-len"):
+        derive(selector="everything", hot_bytes=30 * row // 4)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +234,18 @@ def test_capacity_never_exceeds_the_longest_row() -> None:
 )
 def test_what_cannot_be_is_refused(arena_bytes: int, changes: dict[str, object], message: str) -> None:
     with pytest.raises(SetupError, match=message):
-        derive(SMOLLM2, torch.bfloat16, arena_bytes, CPU, **changes)
+        derive(SMOLLM2, torch.bfloat16, arena_bytes, CPU, None, **changes)
+
+
+def test_a_window_is_whole_pages() -> None:
+    assert settings(window_tokens=1000, page_tokens=192).whole_window_tokens == 960
+    assert settings(window_tokens=64, page_tokens=192).whole_window_tokens == 192
+
+
+def test_a_step_holds_all_rows_and_a_block() -> None:
+    assert [settings().step_tokens(kind) for kind in ("cpu", "cuda")] == [512, 4096]
+    assert settings(max_rows=1024).step_tokens("cpu") == 1024 + 16
+    assert settings(max_step_tokens=100).step_tokens("cuda") == 100
 
 
 @pytest.mark.parametrize(
@@ -188,7 +265,7 @@ def test_settings_that_contradict_each_other_are_refused(changes: dict[str, obje
 
 def test_the_table_says_where_memory_goes() -> None:
     lines = {line[:19].strip(): line[19:].split() for line in derive().table().splitlines()}
-    assert lines["hot buffer"] == ["720", "MiB", "8", "rows,", "256", "blocks", "a", "lane"]
+    assert lines["hot buffer"] == ["720", "MiB", "32,768", "tokens;", "a", "row", "2,176", "to", "8,192"]
     assert lines["selector's index"] == ["90", "MiB", "65,536", "tokens"]
     assert lines["arena (host)"] == ["1", "GiB", "684", "pages,", "43,776", "tokens"]
     assert lines["weights"] == ["257", "MiB", "bfloat16"]

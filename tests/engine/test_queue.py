@@ -177,7 +177,7 @@ def test_all_rows_want_a_page_at_once_and_none_is_free() -> None:
 
 
 def test_who_does_not_fit_is_passed_by_a_few_and_then_waited_for() -> None:
-    rig = Rig.make(max_rows=3, host=10, device=30, max_waiting=99, max_model_len=80)
+    rig = Rig.make(max_rows=3, host=10, device=30, max_waiting=99, max_model_len=80, max_step_tokens=64)
     rig.submit(sequence(5, 35, name="runs"))
     rig.step()
     big = sequence(60, 10, name="big")

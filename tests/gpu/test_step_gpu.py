@@ -38,6 +38,8 @@ def running(model: CausalLM, mode: str, sampling: Sampling) -> OfflineEngine:
             "kv_mode": mode,
             "budget_tokens": 64,
             "hot_tokens": 80 if mode == "tiered" else 0,
+            # Five blocks of 16 tokens for each row, so that no row can grow.
+            "hot_bytes": ROWS * 5 * 3 * 8 * (16 * 2 * 128 * 2 + 8),
             "max_rows": ROWS,
             "max_model_len": 1024,
             "max_step_tokens": 512,

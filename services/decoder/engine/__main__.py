@@ -63,10 +63,23 @@ def load(
         fault_in_early(store, settings.store_wait_seconds, called_off)
     from transformers.utils import logging as transformers_logging
 
-    from services.decoder.engine.assembly import assemble, check_device, dense_ops, limits_of, page_hasher
+    from services.decoder.engine.assembly import (
+        assemble,
+        capacity_book,
+        check_device,
+        dense_ops,
+        limits_of,
+        page_hasher,
+    )
     from services.decoder.engine.host_allocator import keep_freed_memory
     from services.decoder.engine.loop import Loop
-    from services.decoder.engine.memory_plan import MemoryPlan, kv_fingerprint, kv_planes, kv_shape
+    from services.decoder.engine.memory_plan import (
+        MemoryPlan,
+        device_room,
+        kv_fingerprint,
+        kv_planes,
+        kv_shape,
+    )
     from services.decoder.engine.scheduler import Scheduler
     from services.decoder.kv.arena_map import ArenaMap
     from services.decoder.kv.device_pages import DevicePages
@@ -100,12 +113,14 @@ def load(
         return model
 
     arena, model = at_once(map_arena, load_weights)
-    plan = MemoryPlan.derive(settings, spec, shape, layout, model.weight_bytes, device)
+    plan = MemoryPlan.derive(
+        settings, spec, shape, layout, model.weight_bytes, device, device_room(settings, device)
+    )
     servicer.progress("allocating the hot buffer and its tables")
     runner = assemble(plan, model, arena, device)
     device_pages = DevicePages(plan.device_pages)
     hasher = page_hasher(plan, kv_fingerprint(spec, shape))
-    scheduler = Scheduler(limits_of(plan), store, device_pages, hasher)
+    scheduler = Scheduler(limits_of(plan), store, device_pages, hasher, capacity_book(plan))
     _log.info("memory_plan model=%s device=%s\n%s", settings.model.name, device, plan.table())
     return Served(
         spec=spec,

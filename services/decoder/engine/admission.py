@@ -19,7 +19,7 @@ MOST_PASSED = 8
 
 def chunk_beside(plan: StepPlan, sequence: Sequence, limits: Limits) -> Chunk | None:
     """What a step can compute of a prompt beside what is planned."""
-    return limits.next_chunk(sequence, limits.max_step_tokens - plan.tokens)
+    return limits.next_chunk(sequence, plan)
 
 
 def join(plan: StepPlan, sequence: Sequence, limits: Limits) -> bool:
@@ -128,9 +128,10 @@ class Admission:
         behind = [one for one in self._roster.parked if one.rank > sequence.rank]
         host = room.host + sum(len(one.host_pages) for one in (*behind, *victims))
         device = room.device + sum(len(one.device_pages) for one in victims)
-        if need.host > host or need.device > device:
+        hot, rows = self._roster.hot, [one.row for one in victims if one.row is not None]
+        if need.host > host or need.device > device or not hot.fits(sequence.reach, without=rows):
             return False
-        while not (self._roster.free_rows and room.fits(need)):
+        while not (self._roster.free_rows and room.fits(need) and hot.fits(sequence.reach)):
             if behind and need.host > room.host:
                 room.gain(self._roster.release(behind.pop()))
             elif victims:
@@ -146,5 +147,10 @@ class Admission:
 
     def _chances(self, room: Room, victims: list[Sequence]) -> Chances:
         return Chances(
-            room.host, room.device, -len(self._roster.running), len(victims), self._desk.prompts_sealed
+            room.host,
+            room.device,
+            self._roster.hot.unpromised,
+            -len(self._roster.running),
+            len(victims),
+            self._desk.prompts_sealed,
         )

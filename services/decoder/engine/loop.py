@@ -10,9 +10,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from services.contract.errors import Unavailable
+from services.decoder.engine.capacity_book import Capacities
 from services.decoder.engine.runner import Runner
 from services.decoder.engine.scheduler import Scheduler
 from services.decoder.engine.sequence import Finish, Sequence
@@ -40,6 +41,7 @@ class LoopStats:
     integrity_violations: int = 0
     steps: int = 0
     step_ns: int = 0
+    hot: Capacities = field(default_factory=Capacities)
 
 
 class Loop:
@@ -106,6 +108,7 @@ class Loop:
                 parked=sum(sequence.is_parked for sequence in scheduler.waiting),
                 parkings=scheduler.parkings,
                 releases=scheduler.releases,
+                hot=scheduler.hot.capacities(),
             )
 
     def run(self) -> None:
@@ -174,7 +177,7 @@ class Loop:
     def _fail(self, plan: StepPlan, reason: str) -> None:
         """End every sequence of a step whose result is unknown."""
         with self._lock:
-            busy = [*plan.decodes, *(chunk.sequence for chunk in plan.chunks)]
+            busy = [*plan.seats, *plan.decodes, *(chunk.sequence for chunk in plan.chunks)]
             hit = [sequence for sequence in busy if sequence.finish is None]
             for sequence in hit:
                 self._scheduler.fail(sequence, reason)

@@ -6,7 +6,7 @@ Knows numbers; allocates nothing. Printed once at start.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -15,6 +15,8 @@ from services.contract.errors import SetupError
 from services.contract.layout import ArenaLayout
 from services.contract.planes import Plane
 from services.decoder.engine.device_sampler import DeviceSampler
+from services.decoder.engine.hot_plan import hot_classes
+from services.decoder.kv.hot_class import HotClass
 from services.decoder.kv.shape import KvShape
 from services.decoder.models.spec import ModelSpec
 from services.decoder.settings import DecoderSettings
@@ -50,6 +52,15 @@ def kv_fingerprint(spec: ModelSpec, shape: KvShape) -> bytes:
     return digest.digest()
 
 
+def device_room(settings: DecoderSettings, device: torch.device) -> int | None:
+    """Bytes that the engine may still take of a GPU's memory; None where nothing limits it, on a CPU."""
+    if device.type != "cuda":
+        return None
+    free, total = torch.cuda.mem_get_info(device)
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(free + cached - total * (1 - settings.device_memory_share))
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
     """Derived once, after the attach; build it with `derive`."""
@@ -62,6 +73,9 @@ class MemoryPlan:
     quest_layers: int  # the layers behind the dense ones, if the selector is Quest
     weight_bytes: int
     sampling_bytes: int  # the device sampler's tables; on the CPU there are none
+    step_tokens: int  # a step computes at most, prefill included
+    window_bytes: int  # what prefill reads its history through
+    hot_classes: tuple[HotClass, ...]  # of the hot buffer, in the order of their layers; none in full mode
 
     @classmethod
     def derive(
@@ -72,11 +86,22 @@ class MemoryPlan:
         layout: ArenaLayout,
         weight_bytes: int,
         device: torch.device,
+        room_bytes: int | None = None,
     ) -> MemoryPlan:
         """Reconcile what was asked with what there is.
 
+        Args:
+            settings: what was asked.
+            spec: the model's.
+            shape: of records, blocks and pages.
+            layout: the arena's.
+            weight_bytes: of the loaded model.
+            device: that decodes.
+            room_bytes: device memory that the engine may still take; None = no limit is known (a CPU).
+
         Raises:
-            SetupError: a length that the model, the arena or the device cache cannot hold.
+            SetupError: a length that the model, the arena or the device cache cannot hold, or a hot buffer
+                too small for one row.
         """
         asked = settings.max_model_len
         if asked > spec.max_positions:
@@ -96,7 +121,7 @@ class MemoryPlan:
             )
         if settings.dense_layers > spec.layers:
             raise SetupError(f"--dense-layers {settings.dense_layers}: the model has {spec.layers} layers")
-        return cls(
+        plan = cls(
             settings=settings,
             shape=shape,
             layout=layout,
@@ -107,7 +132,16 @@ class MemoryPlan:
             sampling_bytes=DeviceSampler.device_bytes(settings.max_rows, spec.vocab_size)
             if device.type == "cuda"
             else 0,
+            step_tokens=settings.step_tokens(device.type),
+            window_bytes=_window_bytes(settings, shape, device),
+            hot_classes=(),
         )
+        if settings.kv_mode == "full":
+            return plan
+        if room_bytes is not None:
+            room_bytes -= plan.index_bytes + plan.table_bytes + plan.sampling_bytes + plan.window_bytes
+        classes = hot_classes(settings, shape, plan.quest_layers, plan.max_blocks, room_bytes)
+        return replace(plan, hot_classes=classes)
 
     @property
     def max_pages(self) -> int:
@@ -125,19 +159,10 @@ class MemoryPlan:
         return self.settings.budget_tokens // self.shape.block_tokens
 
     @property
-    def capacities(self) -> tuple[int, ...]:
-        """Hot slots of a lane, layer by layer: the setting's where Quest chooses, else all blocks."""
-        dense = self.shape.layers - self.quest_layers
-        wanted = self.settings.capacity_tokens // self.shape.block_tokens
-        return (self.max_blocks,) * dense + (min(wanted, self.max_blocks),) * self.quest_layers
-
-    @property
     def hot_bytes(self) -> int:
         """The hot buffer, all rows and layers; none in full mode."""
-        if self.settings.kv_mode == "full":
-            return 0
-        lanes = self.settings.max_rows * self.shape.groups
-        return lanes * sum(self.capacities) * self.shape.block_bytes
+        slots = sum(each.layers * each.pool_slots(self.shape.groups) for each in self.hot_classes)
+        return slots * self.shape.block_bytes
 
     @property
     def resident_bytes(self) -> int:
@@ -159,27 +184,49 @@ class MemoryPlan:
 
     @property
     def table_bytes(self) -> int:
-        """Tables of rows and lanes, int32."""
-        rows, lanes = self.settings.max_rows, self.settings.max_rows * self.shape.groups
-        if self.settings.kv_mode == "full":
-            return 4 * rows * 2 * self.max_pages
-        a_lane = sum(self.max_blocks + 3 * capacity + 1 for capacity in self.capacities)
-        return 4 * (rows * 2 * self.max_pages + lanes * a_lane)
+        """Tables of rows, lanes and hot slots, int32."""
+        rows, groups = self.settings.max_rows, self.shape.groups
+        entries = rows * 2 * self.max_pages
+        if self.settings.kv_mode == "tiered":
+            entries += rows * groups * self.max_blocks * self.shape.layers
+        for each in self.hot_classes:
+            entries += 2 * each.layers * each.pool_slots(groups) + rows * (each.most + 1)
+        return 4 * entries
 
     def table(self) -> str:
         """The plan for people."""
         device_tokens = self.device_pages * self.shape.page_tokens
         arena_tokens = self.layout.page_count * self.shape.page_tokens
-        rows, blocks = self.settings.max_rows, self.capacities[-1]
         pages = self.layout.page_count
         lines = [
             ("weights", self.weight_bytes, str(self.shape.dtype).removeprefix("torch.")),
-            ("hot buffer", self.hot_bytes, f"{rows} rows, {blocks} blocks a lane"),
+            ("hot buffer", self.hot_bytes, self._hot_note()),
             ("resident KV", self.resident_bytes, f"kv_mode {self.settings.kv_mode}"),
             ("selector's index", self.index_bytes, f"{device_tokens:,} tokens"),
             ("tables", self.table_bytes, f"{self.max_model_len:,} tokens a row at most"),
+            ("prefill windows", self.window_bytes, f"{self.settings.whole_window_tokens:,} tokens each"),
             ("sampling", self.sampling_bytes, "wishes and token counts"),
             ("arena (host)", self.layout.arena_bytes, f"{pages:,} pages, {arena_tokens:,} tokens"),
             ("KV of a token", self.token_bytes, f"{self.shape.layers} layers, {self.shape.groups} groups"),
         ]
         return "\n".join(f"  {name:<17}{format_bytes(size):>10}  {note}" for name, size, note in lines)
+
+    def _hot_note(self) -> str:
+        """What the last class of layers, Quest's, holds: tokens of all rows, and of one."""
+        if not self.hot_classes:
+            return "none"
+        last, block_tokens = self.hot_classes[-1], self.shape.block_tokens
+        total, least, most = (
+            parcels * last.parcel_slots * block_tokens for parcels in (last.parcels, last.floor, last.most)
+        )
+        return f"{total:,} tokens; a row {least:,} to {most:,}"
+
+
+def _window_bytes(settings: DecoderSettings, shape: KvShape, device: torch.device) -> int:
+    """A window of one layer that attention reads; on a GPU two more in tiered mode, which copies from the
+    arena fill meanwhile, and two quarters of one on the way back.
+    """
+    one = settings.whole_window_tokens // shape.page_tokens * shape.page_elements * shape.dtype.itemsize
+    if device.type != "cuda":
+        return one
+    return one * (3 if settings.kv_mode == "tiered" else 1) + one // 2

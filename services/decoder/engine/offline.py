@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 
 from services.contract.layout import ArenaLayout
-from services.decoder.engine.assembly import Wrap, assemble, dense_ops, limits_of, page_hasher
+from services.decoder.engine.assembly import Wrap, assemble, capacity_book, dense_ops, limits_of, page_hasher
 from services.decoder.engine.host_pages import LocalPages
-from services.decoder.engine.memory_plan import MemoryPlan, kv_fingerprint, kv_planes, kv_shape
+from services.decoder.engine.memory_plan import MemoryPlan, device_room, kv_fingerprint, kv_planes, kv_shape
 from services.decoder.engine.scheduler import Scheduler
 from services.decoder.engine.sequence import Sequence
 from services.decoder.engine.step_plan import StepPlan
@@ -46,7 +46,9 @@ class OfflineEngine:
         spec, self.model = model.spec, model
         shape = kv_shape(settings, spec, self.model.dtype)
         layout = ArenaLayout.fit(arena_bytes, shape.page_tokens, kv_planes(settings, shape))
-        self.plan = MemoryPlan.derive(settings, spec, shape, layout, self.model.weight_bytes, device)
+        self.plan = MemoryPlan.derive(
+            settings, spec, shape, layout, self.model.weight_bytes, device, device_room(settings, device)
+        )
         descriptor, path = tempfile.mkstemp(prefix="hotset-offline-", dir="/dev/shm")
         try:
             os.ftruncate(descriptor, arena_bytes)
@@ -57,7 +59,8 @@ class OfflineEngine:
         self.host = LocalPages(layout.page_count)
         self.device_pages = DevicePages(self.plan.device_pages)
         hasher = page_hasher(self.plan, kv_fingerprint(spec, shape))
-        self.scheduler = Scheduler(limits_of(self.plan), self.host, self.device_pages, hasher)
+        book = capacity_book(self.plan)
+        self.scheduler = Scheduler(limits_of(self.plan), self.host, self.device_pages, hasher, book)
         self.runner = assemble(self.plan, self.model, self.arena, device, wrap)
         self.on_plan: Callable[[StepPlan], None] = lambda plan: None
         self._stepper = Stepper(self.scheduler, self.runner, nullcontext(), lambda plan: self.on_plan(plan))

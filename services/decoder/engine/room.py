@@ -25,6 +25,7 @@ class Chances(NamedTuple):
 
     host_pages: int
     device_pages: int
+    parcels: int  # of the hot buffer
     fewer_running: int  # negative: each of them may want a page soon
     victims: int
     prompts_sealed: int  # pages so far, that a match may find

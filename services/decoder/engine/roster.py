@@ -1,8 +1,8 @@
-"""Who waits, who runs, and what each owns: rows, device pages, host pages.
+"""Who waits, who runs, and what each owns: rows, device pages, hot slots, host pages.
 
 Knows counts and pages; who should run is the scheduler's decision. A sequence is in exactly one place:
 
-    waiting    no row and no device pages; a parked one keeps its host pages, the others have none
+    waiting    no row, no slots and no device pages; a parked one keeps its host pages, the others have none
     running    a row, and host and device pages for every token it has computed
     gone       nothing
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterable
 
+from services.decoder.engine.capacity_book import CapacityBook
 from services.decoder.engine.limits import Limits
 from services.decoder.engine.page_desk import PageDesk
 from services.decoder.engine.room import Pages
@@ -22,12 +23,13 @@ from services.decoder.kv.device_pages import DevicePages
 class Roster:
     """Moves sequences between the places; both queues are most urgent first."""
 
-    def __init__(self, limits: Limits, desk: PageDesk, device: DevicePages) -> None:
+    def __init__(self, limits: Limits, desk: PageDesk, device: DevicePages, hot: CapacityBook) -> None:
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.parkings = 0  # rows taken from sequences that keep their host pages
         self.releases = 0  # sequences that lost their host pages, and must match and replay
         self.left_rows: list[int] = []  # since the last step
+        self.hot = hot
         self._limits = limits
         self._desk = desk
         self._device = device
@@ -60,6 +62,7 @@ class Roster:
         """Give a waiting one a row; one that had a row before is sheltered for a page's worth of tokens."""
         self.waiting.remove(sequence)
         sequence.row = self._free_rows.pop()
+        self.hot.admit(sequence.row, sequence.reach)
         if sequence.has_run:
             sequence.sheltered_until = sequence.computed + self._limits.page_tokens
         sequence.has_run = True
@@ -105,6 +108,7 @@ class Roster:
             assert len(sequence.device_pages) in (pages, 0), "host and device pages differ"
             assert sequence.computed <= pages * self._limits.page_tokens, "computed tokens have no page"
         self._device.check_integrity()
+        self.hot.check_integrity()
         self._desk.check_integrity(page for sequence in everyone for page in sequence.host_pages)
 
     def _wait(self, sequence: Sequence) -> None:
@@ -115,6 +119,7 @@ class Roster:
         assert sequence.row is not None
         self.running.remove(sequence)
         self._device.give_back(sequence.device_pages)
+        self.hot.leave(sequence.row)
         freed = len(sequence.device_pages)
         self.left_rows.append(sequence.row)
         self._free_rows.append(sequence.row)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from services.contract.errors import InvalidRequest, NoRoom, Unavailable
 from services.decoder.engine.admission import Admission, join
+from services.decoder.engine.capacity_book import CapacityBook
 from services.decoder.engine.host_pages import HostPage, HostPages
 from services.decoder.engine.limits import Limits
 from services.decoder.engine.page_desk import PageDesk
@@ -33,13 +34,19 @@ class Scheduler:
     """Decides steps; the roster keeps the books."""
 
     def __init__(
-        self, limits: Limits, host: HostPages, device: DevicePages, hasher: PageHasher | None = None
+        self,
+        limits: Limits,
+        host: HostPages,
+        device: DevicePages,
+        hasher: PageHasher | None = None,
+        hot: CapacityBook | None = None,
     ) -> None:
-        """Without a `hasher` no prefix is looked for, and none is left behind."""
+        """Without a `hasher` no prefix is looked for or left behind; without `hot` slots are not counted."""
         self.limits = limits
         self._desk = PageDesk(host, hasher, limits.page_tokens)
         self._device = device
-        self._roster = Roster(limits, self._desk, device)
+        self.hot = hot or CapacityBook()
+        self._roster = Roster(limits, self._desk, device, self.hot)
         self._admission = Admission(limits, self._desk, self._roster)
 
     @property
@@ -109,7 +116,9 @@ class Scheduler:
         pages = self._desk.exchange(sum(count for _, count in needs))
         if pages is None:
             raise Unavailable("another client of the store took the pages first")
-        return self._commit(plan, needs, pages)
+        self._commit(plan, needs, pages)
+        plan.resizes = self.hot.rebalance(plan.seated_rows)
+        return plan
 
     def plan_ahead(self, running: StepPlan) -> StepPlan | None:
         """The step after one that is still running, if it is sure to be the same rows again.
@@ -134,6 +143,8 @@ class Scheduler:
             # A token that is told with log probabilities is waited for anyway.
             if len(sequence.generated) + 1 >= sequence.max_tokens or sequence.sampling.wants_logprobs:
                 return None
+        if self.hot.is_due((row, tokens + 1) for row, tokens in running.seated_rows):
+            return None
         needs = [(sequence, self._roster.lacking(sequence, sequence.computed + 2).host) for sequence in rows]
         want = sum(count for _, count in needs)
         if want > min(self._desk.free, self._device.free):

@@ -105,6 +105,11 @@ class Sequence:
         return len(self.prompt) + len(self.generated)
 
     @property
+    def reach(self) -> int:
+        """Tokens that it may come to: prompt and longest answer."""
+        return len(self.prompt) + self.max_tokens
+
+    @property
     def is_prefilling(self) -> bool:
         """Whether a part of the prompt is still to be computed."""
         return self.computed < len(self.prompt)

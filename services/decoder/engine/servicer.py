@@ -177,6 +177,10 @@ class EngineServicer(pb_grpc.EngineServicer):
             device_pages_used=served.device_pages.count - served.device_pages.free,
             hot_slots_total=hot.total,
             hot_slots_used=hot.used,
+            hot_row_tokens_least=stats.hot.least_tokens,
+            hot_row_tokens_most=stats.hot.most_tokens,
+            hot_rows_whole=stats.hot.whole,
+            hot_resizes=stats.hot.resizes,
             host_pages_held=served.store.held,
         )
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from services.decoder.engine.sequence import Sequence
+from services.decoder.kv.hot_class import Resize
 
 
 class Chunk(NamedTuple):
@@ -30,9 +31,10 @@ class NewPages(NamedTuple):
 
 @dataclass(slots=True)
 class StepPlan:
-    """Applied in this order: rows leave, pages join, pages load, rows are seated, decodes and chunks run."""
+    """Applied in this order: rows leave, are resized, pages join and load, rows are seated, tokens run."""
 
     left_rows: list[int] = field(default_factory=list)
+    resizes: list[Resize] = field(default_factory=list)  # who loses comes before whoever gains by it
     new_pages: list[NewPages] = field(default_factory=list)
     # (host page, device page) of pages that hold tokens already, found in the store or kept while parked:
     # their index loads, and in full mode their KV.
@@ -57,3 +59,11 @@ class StepPlan:
     def tokens(self) -> int:
         """Tokens that the step computes."""
         return len(self.decodes) + sum(end - start for _, start, end in self.chunks)
+
+    @property
+    def seated_rows(self) -> list[tuple[int, int]]:
+        """Rows that have hot slots in the step, or get them by it, and the tokens that they come to."""
+        rows = [(sequence.row, sequence.computed + 1 + int(self.ahead)) for sequence in self.decodes]
+        rows += [(sequence.row, sequence.computed + 1) for sequence in self.seats]
+        rows += [(sequence.row, end + 1) for sequence, _, end in self.chunks if end == len(sequence.prompt)]
+        return [(row, tokens) for row, tokens in rows if row is not None]

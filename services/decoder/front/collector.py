@@ -57,6 +57,7 @@ _COUNTERS = (
         "pages_given_up",
         1.0,
     ),
+    ("hotset_hot_resizes", "Times a row's hot slots became more or fewer.", "hot_resizes", 1.0),
     ("hotset_steps", "Forward passes.", "steps", 1.0),
     ("hotset_step_seconds", "Time in forward passes.", "step_ns", _NANOSECOND),
     ("hotset_decode_steps", "Steps that only decoded, as a GPU timed them; 0 on a CPU.", "decode_steps", 1.0),
@@ -161,6 +162,7 @@ def _families(stats: engine_pb2.EngineStats | None, engine: str) -> Iterator[Met
         ),
         ("hotset_host_pages_held", "Pages of the arena that the engine holds.", "host_pages_held"),
     )
+    yield from _hot_rows(stats, engine)
     for name, text, field in gauges:
         gauge = GaugeMetricFamily(name, text, labels=["engine"])
         if stats is not None:
@@ -182,6 +184,23 @@ def _families(stats: engine_pb2.EngineStats | None, engine: str) -> Iterator[Met
         for layer in () if stats is None else stats.layers:
             counter.add_metric([engine, str(layer.layer)], _value(layer, field) * factor)
         yield counter
+
+
+def _hot_rows(stats: engine_pb2.EngineStats | None, engine: str) -> Iterator[Metric]:
+    whole = GaugeMetricFamily(
+        "hotset_hot_rows_whole", "Rows with a hot slot for every block of theirs.", labels=["engine"]
+    )
+    tokens = GaugeMetricFamily(
+        "hotset_hot_row_tokens",
+        "Tokens that a row has hot slots for: of the row with fewest, and of the one with most.",
+        labels=["engine", "row"],
+    )
+    if stats is not None:
+        whole.add_metric([engine], _value(stats, "hot_rows_whole"))
+        tokens.add_metric([engine, "least"], _value(stats, "hot_row_tokens_least"))
+        tokens.add_metric([engine, "most"], _value(stats, "hot_row_tokens_most"))
+    yield whole
+    yield tokens
 
 
 def _value(stats: engine_pb2.EngineStats | engine_pb2.LayerStats, field: str) -> float:

@@ -1,92 +1,151 @@
 """The hot buffer: a pool of hot slots a layer, and the tables that say whose each slot is.
 
-Knows seats and sizes; the LRU and the copies are kernels. Every pool slot is free or owned by one lane.
+Knows rows and their parcels; who gets how many is engine/capacity_book.py's decision, the LRU and the
+fetches are kernels. Calls come in the order of the steps on one stream, so a parcel that one row gives up is
+another's behind it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import chain
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from services.decoder.kernels.lanes import empty_tables, grow, leave, seat, shrink
+from services.decoder.kernels.lanes import (
+    Changes,
+    Moves,
+    empty_tables,
+    grow,
+    layer_of,
+    leave,
+    seat,
+    shrink,
+    upload,
+)
 from services.decoder.kernels.lru import LaneTables
+from services.decoder.kv.hot_class import HotClass, Resize
 from services.decoder.kv.shape import KvShape
+
+_MOVED_BYTES = 64 * 2**20
+"""Blocks that change their slot pass through a buffer of this size, at most, or of one block a lane."""
+_ENTRIES_AT_ONCE = 2**23
+"""Slots of rows, over all layers, that are worked on at once: some ten temporary tables of 8 bytes each."""
+
+
+class _Change(NamedTuple):
+    row: int
+    before: int  # slots of a lane
+    after: int
 
 
 class HotBuffer:
-    """`capacities[layer]` slots a lane when all rows are seated at their configured size."""
+    """Pools and tables of all classes of layers; `pools` and `tables` have one entry a layer."""
 
     def __init__(
-        self, shape: KvShape, rows: int, max_blocks: int, capacities: Sequence[int], device: torch.device
+        self, shape: KvShape, rows: int, max_blocks: int, classes: Sequence[HotClass], device: torch.device
     ) -> None:
-        lanes = rows * shape.groups
         self.shape = shape
-        self.capacities = tuple(capacities)
-        self.pools: list[Tensor] = []  # a layer: [pool slots, block elements]
+        self.classes = tuple(classes)
+        self.pools: list[Tensor] = []  # [pool slots, block elements]
         self.tables: list[LaneTables] = []
-        self._free: list[list[int]] = []
-        self._owned: list[dict[int, list[int]]] = []  # lane -> pool slots, so that leaving asks nothing back
-        for capacity in capacities:
-            slots = lanes * capacity
-            self.pools.append(torch.zeros(slots, shape.block_elements, dtype=shape.dtype, device=device))
-            self.tables.append(empty_tables(lanes, max_blocks, capacity, device))
-            self._free.append(list(range(slots - 1, -1, -1)))
-            self._owned.append({})
+        self._stacked_pools: list[Tensor] = []  # a class: [layers, pool slots, block elements]
+        self._stacked: list[LaneTables] = []
+        self._parcels: list[
+            dict[int, list[int]]
+        ] = []  # a class: row -> its parcels, in the order of its slots
+        self._seated: set[int] = set()
+        for each in self.classes:
+            slots = each.pool_slots(shape.groups)
+            pool = torch.zeros(each.layers, slots, shape.block_elements, dtype=shape.dtype, device=device)
+            tables = empty_tables(
+                each.layers,
+                rows,
+                shape.groups,
+                max_blocks,
+                each.parcels,
+                each.parcel_slots,
+                each.most,
+                device,
+            )
+            self._stacked_pools.append(pool)
+            self._stacked.append(tables)
+            self.pools += pool.unbind(0)
+            self.tables += [layer_of(tables, layer) for layer in range(each.layers)]
+            self._parcels.append({})
+
+    def resize(self, resizes: Sequence[Resize]) -> None:
+        """Let rows own other parcels; who loses some comes before whoever gets them.
+
+        Raises:
+            ValueError: parcels that are neither the first ones of a row's nor all of them and more.
+        """
+        shrinking: list[list[_Change]] = [[] for _ in self.classes]
+        growing: list[list[_Change]] = [[] for _ in self.classes]
+        given: list[list[tuple[int, int, int]]] = [[] for _ in self.classes]  # row, place, parcel
+        for number, row, parcels in resizes:
+            held = self._parcels[number].get(row, [])
+            keeps = min(len(held), len(parcels))
+            if not parcels or held[:keeps] != list(parcels[:keeps]):
+                raise ValueError(f"row {row} has parcels {held} and cannot change to {list(parcels)}")
+            given[number] += [(row, place, parcels[place]) for place in range(keeps, len(parcels))]
+            if row in self._seated and len(parcels) != len(held):
+                size = self.classes[number].parcel_slots
+                change = _Change(row, len(held) * size, len(parcels) * size)
+                (growing if len(parcels) > len(held) else shrinking)[number].append(change)
+            self._parcels[number][row] = list(parcels)
+        device = self.pools[0].device
+        for number, tables in enumerate(self._stacked):
+            for changes in self._together(number, shrinking[number]):
+                self._move(number, shrink(tables, changes))
+            if given[number]:
+                row, place, parcel = upload(list(zip(*given[number], strict=True)), device)
+                tables.parcels[row, place] = parcel.int()
+            for changes in self._together(number, growing[number]):
+                grow(tables, changes)
+
+    def _together(self, number: int, changes: list[_Change]) -> Iterator[Changes]:
+        """In as few calls as the memory that each takes allows."""
+        lanes = self.classes[number].layers * self.shape.groups
+        rest = sorted(changes, key=lambda change: max(change.before, change.after))
+        while rest:
+            count = 1
+            while count < len(rest):
+                widest = max(rest[count].before, rest[count].after)
+                if lanes * (count + 1) * widest > _ENTRIES_AT_ONCE:
+                    break
+                count += 1
+            yield Changes.of(rest[:count], self.pools[0].device)
+            rest = rest[count:]
 
     def seat(self, row: int, opened: int) -> None:
-        """Give every lane of `row` its configured capacity in every layer, block `opened` in its first slot.
+        """Let a row that was given its parcels begin, with block `opened` in the first slot of every lane.
 
         Raises:
-            ValueError: the pool has no such room.
+            ValueError: it sits already, or lacks parcels.
         """
-        lanes = self._lanes(row)
-        for layer, capacity in enumerate(self.capacities):
-            count, free = capacity * len(lanes), self._free[layer]
-            if count > len(free):
-                raise ValueError(f"layer {layer} has {len(free)} free hot slots, {count} are needed")
-            taken = free[-count:]
-            del free[-count:]
-            for place, lane in enumerate(lanes):
-                self._owned[layer][lane] = taken[place * capacity : (place + 1) * capacity]
-            slots = torch.tensor(taken, dtype=torch.int32).view(len(lanes), capacity)
-            tables = self.tables[layer]
-            seat(tables, slice(lanes.start, lanes.stop), slots.to(tables.order.device), opened)
+        if row in self._seated or not all(row in held for held in self._parcels):
+            raise ValueError(f"row {row} sits already, or has no parcels")
+        self._seated.add(row)
+        for tables, each, held in zip(self._stacked, self.classes, self._parcels, strict=True):
+            seat(tables, row, len(held[row]) * each.parcel_slots, opened)
 
     def leave(self, row: int) -> None:
-        """Take every slot from `row`."""
-        lanes = self._lanes(row)
-        for layer, tables in enumerate(self.tables):
-            leave(tables, slice(lanes.start, lanes.stop))
-            for lane in lanes:
-                self._free[layer].extend(self._owned[layer].pop(lane, []))
+        """Take every parcel from `row`; one that has none is ignored."""
+        for tables, held in zip(self._stacked, self._parcels, strict=True):
+            held.pop(row, None)
+            if row in self._seated:
+                leave(tables, row)
+        self._seated.discard(row)
 
-    def open_slots(self, layer: int, row: int) -> Tensor:
-        """[groups] int64 pool slots of the open block of a row just seated."""
-        lanes = self._lanes(row)
-        return self.tables[layer].pool_slot[lanes.start : lanes.stop, 0].long()
-
-    def resize(self, layer: int, lane: int, capacity: int) -> None:
-        """Grow or shrink one lane.
-
-        Raises:
-            ValueError: the pool has no such room, or the table no such width.
-        """
-        tables, free = self.tables[layer], self._free[layer]
-        owned = self._owned[layer].setdefault(lane, [])
-        change = capacity - len(owned)
-        if change > len(free):
-            raise ValueError(f"layer {layer} has {len(free)} free hot slots, {change} are needed")
-        if change > 0:
-            grow(tables, lane, free[-change:])
-            owned += free[-change:]
-            del free[-change:]
-        elif change < 0:
-            dropped = shrink(tables, lane, -change)
-            self._owned[layer][lane] = [slot for slot in owned if slot not in set(dropped)]
-            free.extend(dropped)
+    def open_slots(self, row: int) -> list[Tensor]:
+        """A layer: [groups] int64 pool slots of the open block of a row just seated."""
+        groups, found = self.shape.groups, []
+        lanes = torch.arange(row * groups, (row + 1) * groups, device=self.pools[0].device)
+        for tables, each in zip(self._stacked, self.classes, strict=True):
+            found += [tables.places(lanes, tables.parcel_slots)[:, 0]] * each.layers
+        return found
 
     @property
     def slots_total(self) -> int:
@@ -96,27 +155,47 @@ class HotBuffer:
     @property
     def slots_used(self) -> int:
         """Of these, owned by lanes."""
-        return self.slots_total - sum(map(len, self._free))
+        return sum(
+            each.layers * each.parcel_slots * self.shape.groups * sum(map(len, held.values()))
+            for each, held in zip(self.classes, self._parcels, strict=True)
+        )
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless every slot is free or owned once and tables agree with each other."""
-        for tables, free, held, pool in zip(self.tables, self._free, self._owned, self.pools, strict=True):
-            owned = tables.pool_slot[tables.pool_slot >= 0].tolist()
-            assert sorted(owned) == sorted(chain.from_iterable(held.values())), "the record of slots is off"
-            assert sorted(owned + free) == list(range(pool.shape[0])), "hot slots lost or owned twice"
-            lane, slot = (tables.slot_to_block >= 0).nonzero(as_tuple=True)
-            block = tables.slot_to_block[lane, slot].long()
-            assert torch.equal(tables.block_to_slot[lane, block].long(), slot), "tables disagree"
-            assert int((tables.block_to_slot >= 0).sum()) == lane.shape[0], (
-                "a block has a slot that holds another"
-            )
-            assert torch.equal(tables.resident.long(), (tables.slot_to_block >= 0).sum(1)), "resident is off"
-            width = tables.order.shape[1]
-            slots = torch.arange(width, dtype=torch.int32, device=pool.device).expand_as(tables.order)
-            owned_slots = slots.masked_fill(tables.pool_slot < 0, -1)
-            assert torch.equal(tables.order.sort(1).values, owned_slots.sort(1).values), "an order is off"
-            beyond = slots >= (tables.pool_slot >= 0).sum(1, keepdim=True)
-            assert bool((tables.order[beyond] == -1).all()), "an order has a gap"
+        """Raise AssertionError unless every parcel is free or owned once and tables agree with each other."""
+        for tables, each, held in zip(self._stacked, self.classes, self._parcels, strict=True):
+            owned = [parcel for parcels in held.values() for parcel in parcels]
+            assert len(set(owned)) == len(owned), "a parcel is owned twice"
+            assert set(owned) <= set(range(each.parcels)), "a parcel that does not exist is owned"
+            for row in range(tables.capacity.shape[0]):
+                parcels = held[row] if row in self._seated else []
+                self._check_row(tables, row, parcels)
 
-    def _lanes(self, row: int) -> range:
-        return range(row * self.shape.groups, (row + 1) * self.shape.groups)
+    def _check_row(self, tables: LaneTables, row: int, parcels: list[int]) -> None:
+        """Of one row, whose capacity must be that of `parcels`."""
+        slots = len(parcels) * tables.parcel_slots
+        assert int(tables.capacity[row]) == slots, "a capacity is off"
+        assert tables.parcels[row, : len(parcels)].tolist() == parcels, "the record of parcels is off"
+        lanes = torch.arange(row * tables.groups, (row + 1) * tables.groups, device=tables.order.device)
+        every = torch.arange(slots, device=lanes.device)
+        places = tables.places(lanes, slots)
+        order = tables.order[:, places].long()
+        assert torch.equal(order.sort(2).values, every.expand_as(order)), "an order is off"
+        known = tables.block_to_slot[:, lanes].long()
+        blocks = tables.slot_to_block[:, places].long()
+        layer, lane, slot = (blocks >= 0).nonzero(as_tuple=True)
+        held = known[layer, lane, blocks[layer, lane, slot]]
+        assert torch.equal(held, slot), "tables disagree"
+        assert int((known >= 0).sum()) == slot.shape[0], "a block has a slot that holds another"
+
+    def _move(self, number: int, moves: Moves) -> None:
+        """The bytes of blocks that changed their slot, through a buffer of bounded size."""
+        pool = self._stacked_pools[number]
+        layers, slots, elements = pool.shape
+        flat = pool.view(-1, elements)
+        first = torch.arange(layers, device=flat.device).view(-1, 1, 1) * slots
+        column_bytes = moves.source[..., 0].numel() * self.shape.block_bytes
+        step = max(1, _MOVED_BYTES // column_bytes)
+        for at in range(0, moves.source.shape[2], step):
+            source = (moves.source[..., at : at + step] + first).flatten()
+            target = (moves.target[..., at : at + step] + first).flatten()
+            flat.index_copy_(0, target, flat.index_select(0, source))

@@ -6,8 +6,9 @@
 // A cluster of CLUSTER thread blocks serves one lane. Every block of it reads the whole selection and so
 // knows every miss; the LRU order is split between them, and the copies too:
 //
-//   look up   selection -> lane slots; a bitmap of chosen slots; misses into a hash table (repetitions!), and
-//             those that this thread block shall fetch into a list
+//   look up   selection -> lane slots; where nothing is missing and nothing can be evicted, that is the answer
+//   list      a bitmap of chosen slots; misses into a hash table (repetitions!), and those that this thread block
+//             shall fetch into a list
 //   fetch     the first loads leave, before anything else is known
 //   rank      misses in selection order; this thread block's stretch of `order` classed as stale, hit or open
 //   update    stale slots of rank < misses become victims; order, block <-> slot are rewritten in place
@@ -20,9 +21,12 @@
 // addresses to high ones: all lanes then read the same part of the arena at about the same time, which the GPU's
 // address translation rewards (docs/log.md).
 //
+// A lane's slots lie in the pool by parcels, PARCEL_SLOTS side by side, and the entries of its order and its slots'
+// blocks lie as they do. What a lane costs follows its own capacity; only the shared memory is that of the widest.
+//
 // Compile-time: BLOCK_BYTES (multiple of 16), CLUSTER, THREADS (multiple of 32, at least 128), ID_TILES =
 // ceil(top_k / THREADS), HASH_SLOTS (power of two, >= 2 top_k), COPY_DEPTH, SPLIT (every thread block copies its
-// part of each record, not whole records), SWEEP, SKIP_IO (benchmark probe: no bytes move).
+// part of each record, not whole records), PARCEL_SLOTS (power of two), SWEEP, SKIP_IO (benchmark probe: no bytes move).
 
 #include "fetch.cuh"
 
@@ -34,10 +38,10 @@ struct ResolveParams {
   i32* slots;               // out [rows * groups, top_k] pool slots, -1 = none
   i32* open_slot;           // out [rows * groups] pool slots
   i32* block_to_slot;       // [lanes, max_blocks] lane slot, -1 = host only
-  i32* slot_to_block;       // [lanes, max_capacity] block, -1 = empty
-  i32* order;               // [lanes, max_capacity] lane slots, stale to recent, -1 past the capacity
-  i32* resident;            // [lanes] blocks that have a slot
-  const i32* pool_slot;     // [lanes, max_capacity] lane slot -> pool slot
+  i32* slot_to_block;       // [pool slots] block, -1 = empty
+  i32* order;               // [pool slots] lane slots, stale to recent, of each lane at its own slots' places
+  const i32* parcels;       // [table rows, max_parcels] parcels of each row
+  const i32* capacity;      // [table rows] slots of each lane of the row
   const i32* host_pages;    // [table rows, max_pages] host page of each page
   const int4* arena;        // this layer's blocks in host memory
   int4* pool;               // this layer's hot slots
@@ -46,7 +50,7 @@ struct ResolveParams {
   i32* plan_source;         // out [rows * groups, top_k] block in the arena of each fetch; null = no plan wanted
   i32* plan_target;         // out [rows * groups, top_k] pool slot of each fetch
   i32* plan_count;          // out [rows * groups] fetches
-  i32 top_k, groups, max_blocks, max_capacity, max_pages, blocks_per_page;
+  i32 top_k, groups, max_blocks, max_parcels, max_pages, blocks_per_page;
   i32 copy_threads;  // of a thread block; too many loads in flight thrash the address translation
 };
 
@@ -61,14 +65,16 @@ constexpr u32 ALL = ~0u;
 
 __device__ __forceinline__ u32 shared_address(const void* own) { return (u32)__cvta_generic_to_shared(own); }
 
-// `count` words into shared memory, asynchronously; loads_arrived() waits for this thread's.
-__device__ __forceinline__ void load_words(i32* to, const i32* from, i32 count, bool aligned) {
-  if (aligned) {
-    for (i32 i = threadIdx.x * 4; i < count; i += THREADS * 4)
-      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to + i)), "l"(from + i) : "memory");
-  } else {
-    for (i32 i = threadIdx.x; i < count; i += THREADS)
-      asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to + i)), "l"(from + i) : "memory");
+// Words into shared memory, asynchronously, `count` of them from `place(i)` each; with ALIGNED four together, which
+// lie side by side. loads_arrived() waits for this thread's.
+constexpr bool ALIGNED = PARCEL_SLOTS % 4 == 0;
+template <typename Place>
+__device__ __forceinline__ void load_words(i32* to, i32 count, Place place) {
+  for (i32 i = threadIdx.x * (ALIGNED ? 4 : 1); i < count; i += THREADS * (ALIGNED ? 4 : 1)) {
+    if (ALIGNED)
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to + i)), "l"(place(i)) : "memory");
+    else
+      asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to + i)), "l"(place(i)) : "memory");
   }
 }
 __device__ __forceinline__ void loads_arrived() { asm volatile("cp.async.wait_all;" ::: "memory"); }
@@ -160,8 +166,9 @@ __device__ __forceinline__ u32 scan_warp(u32 sum, i32 lane_id) {
 }
 
 // Dynamic shared memory, in this order; resolve.py computes the same sum.
-//   i32 mine[stretch], hash_key[HASH_SLOTS], hash_rank[HASH_SLOTS], list_place[top_k], list_home[top_k],
-//   miss_block[top_k + 1], given[top_k + 1], u32 chosen_bits[max_capacity / 32 rounded up]
+//   i32 mine[the widest stretch], hash_key[HASH_SLOTS], hash_rank[HASH_SLOTS], list_place[top_k], list_home[top_k],
+//   miss_block[top_k + 1], given[top_k + 1], parcel_base[max_parcels],
+//   u32 chosen_bits[max_parcels * PARCEL_SLOTS / 32 rounded up]
 extern __shared__ __align__(16) i32 dynamic_shared[];
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS) resolve(const __grid_constant__ ResolveParams p) {
@@ -171,24 +178,28 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS) resolve(co
   __shared__ u32 listed, lowest, highest, buckets[SWEEP ? BUCKETS : 1];
   __shared__ i32 open_place_shared;
 
+  let_next_begin();
   const i32 rank = cluster_rank();
   const i32 thread = threadIdx.x, warp = thread / 32, lane_id = thread % 32;
   const u32 below = (1u << lane_id) - 1;  // the threads before this one
   const i32 batch_lane = blockIdx.x / CLUSTER;
   const i32 batch_row = batch_lane / p.groups;
   const i32 group = batch_lane % p.groups;
-  const i32 stretch = ((p.max_capacity + CLUSTER - 1) / CLUSTER + 3) & ~3;
-  const i32 words = (p.max_capacity + 31) / 32;
   i32* mine = dynamic_shared;
-  i32* hash_key = mine + stretch;
+  i32* hash_key = mine + (((p.max_parcels * PARCEL_SLOTS + CLUSTER - 1) / CLUSTER + 3) & ~3);
   i32* hash_rank = hash_key + HASH_SLOTS;
   i32* list_place = hash_rank + HASH_SLOTS;
   u32* list_home = (u32*)(list_place + p.top_k);
   i32* miss_block = (i32*)(list_home + p.top_k);
   i32* given = miss_block + p.top_k + 1;
-  u32* chosen_bits = (u32*)(given + p.top_k + 1);
+  i32* parcel_base = given + p.top_k + 1;
+  u32* chosen_bits = (u32*)(parcel_base + p.max_parcels);
 
-  // ---- before the previous kernel has ended: only what is this block's own
+  // ---- before the previous kernel has ended: only what no kernel of the step writes
+  const bool padding = batch_row >= *p.real_rows;
+  const i32 seat = padding ? 0 : p.seats[batch_row];
+  const i32 capacity = padding ? 0 : p.capacity[seat];
+  const i32 stretch = ((capacity + CLUSTER - 1) / CLUSTER + 3) & ~3;
   if (thread == 0) {
     listed = 0, lowest = ALL, highest = 0;
     open_place_shared = -1;
@@ -199,12 +210,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS) resolve(co
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 #endif
   for (i32 i = thread; i < HASH_SLOTS; i += THREADS) hash_key[i] = EMPTY, hash_rank[i] = NOWHERE;
-  for (i32 i = thread; i < words; i += THREADS) chosen_bits[i] = 0;
+  for (i32 i = thread; i < (capacity + 31) / 32; i += THREADS) chosen_bits[i] = 0;
+  for (i32 i = thread; i < capacity / PARCEL_SLOTS; i += THREADS)
+    parcel_base[i] = (p.parcels[(size_t)seat * p.max_parcels + i] * p.groups + group) * PARCEL_SLOTS;
   if (SWEEP)
     for (i32 i = thread; i < BUCKETS; i += THREADS) buckets[i] = 0;
   __syncthreads();
   wait_for_previous();
-  let_next_begin();
   const u64 begun = nanoseconds();
 
   // ---- look up
@@ -216,8 +228,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS) resolve(co
     ids[t] = j < p.top_k ? selected[j] : -1;
   }
   const i32 opened = p.open_block[batch_row];
-  const i32 seat = p.seats[batch_row];
-  if (batch_row >= *p.real_rows) {  // padding: the whole cluster leaves, nothing is touched
+  if (padding) {  // the whole cluster leaves, nothing is touched
     for (i32 j = rank * THREADS + thread; j < p.top_k; j += CLUSTER * THREADS) out[j] = -1;
     if (rank == 0 && thread == 0) {
       p.open_slot[batch_lane] = -1;
@@ -228,45 +239,44 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS) resolve(co
   }
   const i32 lane = seat * p.groups + group;
   i32* block_to_slot = p.block_to_slot + (size_t)lane * p.max_blocks;
-  i32* slot_to_block = p.slot_to_block + (size_t)lane * p.max_capacity;
-  i32* order = p.order + (size_t)lane * p.max_capacity;
-  const i32* pool_slot = p.pool_slot + (size_t)lane * p.max_capacity;
+  const auto pooled_at = [&](i32 slot) { return parcel_base[slot / PARCEL_SLOTS] + slot % PARCEL_SLOTS; };
   const i32* host_pages = p.host_pages + (size_t)seat * p.max_pages;
   const i32 first = rank * stretch;
-  const i32 own = min(stretch, p.max_capacity - first);  // may be negative: a narrow table, a wide cluster
+  const i32 own = min(stretch, capacity - first);  // may be negative: a narrow lane, a wide cluster
 
   const i32 open_held = block_to_slot[opened];
-  const i32 resident = p.resident[lane];
-  for (i32 t = 0; t < ID_TILES; ++t) held[t] = ids[t] >= 0 ? block_to_slot[ids[t]] : -1;
+  bool lacks = open_held < 0;
+  for (i32 t = 0; t < ID_TILES; ++t) {
+    held[t] = ids[t] >= 0 ? block_to_slot[ids[t]] : -1;
+    lacks = lacks || (ids[t] >= 0 && held[t] < 0);
+  }
   const auto home_of = [&](i32 block) {
     const i32 page = host_pages[block / p.blocks_per_page];
     return (u32)((page * p.groups + group) * p.blocks_per_page + block % p.blocks_per_page);
   };
-  const bool settled = open_held >= 0 && resident == opened + 1;
 
-  if (settled) {  // every block of the row is here: nothing can be evicted, and the order may rest
+  // ---- a slot for every block of the row: nothing can be evicted, so while nothing is missing the order may rest
+  if (capacity > opened && !__syncthreads_or(lacks)) {
+    i32 hits = 0;
     for (i32 t = 0; t < ID_TILES; ++t) {
-      if (held[t] >= 0) atomicOr(&chosen_bits[held[t] >> 5], 1u << (held[t] & 31));
       const i32 j = (warp * ID_TILES + t) * 32 + lane_id;
-      if (j < p.top_k && (t * WARPS + warp) % CLUSTER == rank) out[j] = held[t] >= 0 ? pool_slot[held[t]] : -1;
-    }
-    __syncthreads();
-    if (rank == 0 && warp == 0) {
-      u32 hits = 0;
-      for (i32 i = lane_id; i < words; i += 32) hits += __popc(chosen_bits[i]);
-      hits = __reduce_add_sync(ALL, hits);
-      if (lane_id == 0) {
-        p.open_slot[batch_lane] = pool_slot[open_held];
-        if (p.plan_count) p.plan_count[batch_lane] = 0;
-        atomicAdd(&p.counters[CHOSEN], (u64)hits);
-        atomicAdd(&p.counters[HITS], (u64)hits);
+      if (j < p.top_k && (t * WARPS + warp) % CLUSTER == rank) out[j] = held[t] >= 0 ? pooled_at(held[t]) : -1;
+      if (rank == 0) {
+        const u32 bit = 1u << (held[t] & 31);
+        hits += __syncthreads_count(held[t] >= 0 && !(atomicOr(&chosen_bits[held[t] >> 5], bit) & bit));
       }
+    }
+    if (rank == 0 && thread == 0) {
+      p.open_slot[batch_lane] = pooled_at(open_held);
+      if (p.plan_count) p.plan_count[batch_lane] = 0;
+      atomicAdd(&p.counters[CHOSEN], (u64)hits);
+      atomicAdd(&p.counters[HITS], (u64)hits);
     }
     cluster_started();
     return;
   }
 
-  load_words(mine, order + first, own, p.max_capacity % 4 == 0);
+  load_words(mine, own, [&](i32 i) { return p.order + pooled_at(first + i); });
   i32 found[ID_TILES];
 #pragma unroll
   for (i32 t = 0; t < ID_TILES; ++t) {
@@ -447,8 +457,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS) resolve(co
     for (i32 e = 0; e < EACH; ++e) {
       const bool taken = v < victims && class_of(slot[e]) == 1;
       v += taken;
-      pooled[e] = taken ? pool_slot[slot[e]] : -1;
-      evicted[e] = taken ? slot_to_block[slot[e]] : -1;
+      pooled[e] = taken ? pooled_at(slot[e]) : -1;
+      evicted[e] = taken ? p.slot_to_block[pooled[e]] : -1;
     }
 #pragma unroll
     for (i32 e = 0; e < EACH; ++e) {
@@ -463,19 +473,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS) resolve(co
           for (i32 i = 0; i < CLUSTER; ++i) tell((u32*)&given[s], (u32)pooled[e], &given_arrived, i);
           if (evicted[e] >= 0) block_to_slot[evicted[e]] = -1, ++evictions;
           block_to_slot[block] = slot[e];
-          slot_to_block[slot[e]] = block;
+          p.slot_to_block[pooled[e]] = block;
         }
         ++s;
       } else if (kind) {
         to = hits_at + h++;
       }
-      if (slot[e] >= 0 && to != at + e) order[to] = slot[e];
+      if (slot[e] >= 0 && to != at + e) p.order[pooled_at(to)] = slot[e];
     }
     evictions = misses ? __reduce_add_sync(ALL, evictions) : 0;
-    if (lane_id == 0 && evictions) {
-      atomicAdd(&p.counters[EVICTIONS], (u64)evictions);
-      atomicAdd(&p.resident[lane], -(i32)evictions);
-    }
+    if (lane_id == 0 && evictions) atomicAdd(&p.counters[EVICTIONS], (u64)evictions);
   }
   if (rank == 0 && thread == 0) {
     const u32 fetches = misses - (open_missing ? 1 : 0);
@@ -486,18 +493,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS) resolve(co
     if (misses) {
       atomicAdd(&p.counters[MISSES], (u64)fetches);
       atomicAdd(&p.counters[FETCHED_BYTES], (u64)fetches * BLOCK_BYTES);
-      atomicAdd(&p.resident[lane], misses);
     }
     if (p.plan_count) p.plan_count[batch_lane] = (i32)fetches;
   }
   if (misses) wait_for_messages(&given_arrived);
   if (SWEEP && CLUSTER > 1) __syncthreads();  // the list in its new sequence
 
-  if (rank == 0 && thread == 0) p.open_slot[batch_lane] = open_missing ? given[open_rank] : pool_slot[open_held];
+  if (rank == 0 && thread == 0) p.open_slot[batch_lane] = open_missing ? given[open_rank] : pooled_at(open_held);
   for (i32 t = 0; t < ID_TILES; ++t) {
     const i32 j = (warp * ID_TILES + t) * 32 + lane_id;
     if (j >= p.top_k || (t * WARPS + warp) % CLUSTER != rank) continue;
-    out[j] = held[t] >= 0 ? pool_slot[held[t]] : place[t] >= 0 ? given[hash_rank[place[t]]] : -1;
+    out[j] = held[t] >= 0 ? pooled_at(held[t]) : place[t] >= 0 ? given[hash_rank[place[t]]] : -1;
     if (p.plan_count && leads[t] && ids[t] != opened) {
       const i32 s = hash_rank[place[t]], at = batch_lane * p.top_k + s - (s > open_rank ? 1 : 0);
       p.plan_source[at] = (i32)home_of(ids[t]);

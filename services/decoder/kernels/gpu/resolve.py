@@ -22,6 +22,7 @@ _STRETCH = 8_192
 """Slots of the order that a thread block goes through without holding up the launch."""
 _FEW = 512
 """Selections up to this size get thread blocks of 256 threads instead of 1,024."""
+_WIDEST_CLUSTER = 8
 _DEPTH = 4
 _CHUNKS_IN_FLIGHT = 32_768
 """16-byte loads of a launch in flight: more thrash the address translation (docs/log.md)."""
@@ -33,12 +34,12 @@ class ResolveParams(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in (
             "selected", "open_block", "seats", "real_rows", "slots", "open_slot",
-            "block_to_slot", "slot_to_block", "order", "resident", "pool_slot",
+            "block_to_slot", "slot_to_block", "order", "parcels", "capacity",
             "host_pages", "arena", "pool", "counters", "waited_until",
             "plan_source", "plan_target", "plan_count",
         )),
         *((name, ctypes.c_int32) for name in (
-            "top_k", "groups", "max_blocks", "max_capacity", "max_pages", "blocks_per_page",
+            "top_k", "groups", "max_blocks", "max_parcels", "max_pages", "blocks_per_page",
             "copy_threads",
         )),
     ]  # fmt: skip
@@ -50,7 +51,8 @@ class ResolveShape:
 
     block_bytes: int
     top_k: int
-    max_capacity: int
+    parcels: int  # that one row can own
+    parcel_slots: int
     cluster: int
     copy_threads: int = 128
     sweep: bool = False
@@ -58,7 +60,14 @@ class ResolveShape:
 
     @classmethod
     def fitting(
-        cls, block_bytes: int, top_k: int, max_capacity: int, lanes: int, *, skip_io: bool = False
+        cls,
+        block_bytes: int,
+        top_k: int,
+        parcels: int,
+        parcel_slots: int,
+        lanes: int,
+        *,
+        skip_io: bool = False,
     ) -> ResolveShape:
         """The widest cluster that leaves most of the device to the launches which overlap with this one.
 
@@ -69,22 +78,35 @@ class ResolveShape:
         """
         device = torch.cuda.get_device_properties()
         blocks = device.multi_processor_count  # thread blocks that surely run at once
-        cluster, widest = 1, 8 if device.major >= 9 else 1
+        cluster, widest = 1, _WIDEST_CLUSTER if device.major >= 9 else 1
         while cluster < widest:
             wider = 2 * cluster
             if lanes * wider > blocks // (4 if top_k > _FEW else 2):
-                long = max_capacity > cluster * _STRETCH and lanes * wider <= blocks
-                if not long and cls(block_bytes, top_k, max_capacity, cluster).shared_bytes <= _SHARED_BYTES:
+                narrow = cls(block_bytes, top_k, parcels, parcel_slots, cluster)
+                long = narrow.max_capacity > cluster * _STRETCH and lanes * wider <= blocks
+                if not long and narrow.shared_bytes <= _SHARED_BYTES:
                     break
             cluster = wider
         chunks = _CHUNKS_IN_FLIGHT * (2 if block_bytes >= 4096 else 1)
         copiers = max(64, chunks // (_DEPTH * lanes * cluster) // 32 * 32)
         shape = cls(
-            block_bytes, top_k, max_capacity, cluster, min(1024, copiers), sweep=lanes >= 16, skip_io=skip_io
+            block_bytes,
+            top_k,
+            parcels,
+            parcel_slots,
+            cluster,
+            min(1024, copiers),
+            sweep=lanes >= 16,
+            skip_io=skip_io,
         )
         if shape.shared_bytes > _SHARED_BYTES:
-            raise ValueError(f"a lane of {max_capacity:,} hot slots is more than this device can order")
+            raise ValueError(f"a lane of {shape.max_capacity:,} hot slots is more than this device can order")
         return shape
+
+    @property
+    def max_capacity(self) -> int:
+        """Slots of the widest lane."""
+        return self.parcels * self.parcel_slots
 
     @property
     def threads(self) -> int:
@@ -112,7 +134,7 @@ class ResolveShape:
         """Dynamic shared memory, as resolve.cu lays it out."""
         stretch = -(-self.max_capacity // self.cluster)
         stretch += -stretch % 4
-        words = stretch + 2 * self.hash_slots + 4 * self.top_k + 2
+        words = stretch + 2 * self.hash_slots + 4 * self.top_k + 2 + self.parcels
         return 4 * (words + -(-self.max_capacity // 32))
 
     @property
@@ -125,6 +147,7 @@ class ResolveShape:
             "ID_TILES": self.id_tiles,
             "HASH_SLOTS": self.hash_slots,
             "COPY_DEPTH": _DEPTH,
+            "PARCEL_SLOTS": self.parcel_slots,
             "SPLIT": int(self.split),
             "SWEEP": int(self.sweep),
             "SKIP_IO": int(self.skip_io),
@@ -145,7 +168,11 @@ class ResolveShape:
 
 @dataclass(frozen=True, slots=True)
 class ResolveCall:
-    """One layer's launch: everything but the variant. All tensors int32 on the device unless said."""
+    """One layer's launch: everything but the variant. All tensors int32 on the device unless said.
+
+    `seats`, `real_rows`, `tables.parcels` and `tables.capacity` are read before the kernel ahead has ended:
+    within a step nothing may write them.
+    """
 
     tables: LaneTables
     selected: Tensor  # [rows * groups, top_k]
@@ -176,8 +203,8 @@ class ResolveCall:
             block_to_slot=tables.block_to_slot.data_ptr(),
             slot_to_block=tables.slot_to_block.data_ptr(),
             order=tables.order.data_ptr(),
-            resident=tables.resident.data_ptr(),
-            pool_slot=tables.pool_slot.data_ptr(),
+            parcels=tables.parcels.data_ptr(),
+            capacity=tables.capacity.data_ptr(),
             host_pages=self.host_pages.data_ptr(),
             arena=self.arena_pointer,
             pool=self.pool.data_ptr(),
@@ -189,7 +216,7 @@ class ResolveCall:
             top_k=shape.top_k,
             groups=self.groups,
             max_blocks=tables.block_to_slot.shape[1],
-            max_capacity=tables.order.shape[1],
+            max_parcels=shape.parcels,
             max_pages=self.host_pages.shape[1],
             blocks_per_page=self.blocks_per_page,
             copy_threads=min(shape.copy_threads, shape.threads - shape.threads // 8),
@@ -206,7 +233,7 @@ class ResolveCall:
             "selected", "open_block", "seats", "real_rows", "host_pages", "slots", "open_slot",
         )}  # fmt: skip
         named |= {name: getattr(self.tables, name) for name in (
-            "block_to_slot", "slot_to_block", "order", "resident", "pool_slot",
+            "block_to_slot", "slot_to_block", "order", "parcels", "capacity",
         )}  # fmt: skip
         if self.plan is not None:
             named |= {f"plan.{name}": getattr(self.plan, name) for name in ("source", "target", "count")}
@@ -227,5 +254,9 @@ class ResolveCall:
             raise ValueError(f"selected and slots must be [lanes, {shape.top_k}]")
         if self.counters.dtype != torch.int64 or self.counters.shape != (6,):
             raise ValueError("counters must be [6] int64")
-        if self.tables.order.shape[1] != shape.max_capacity:
-            raise ValueError(f"tables.order must have {shape.max_capacity} columns, as the variant")
+        if self.tables.parcels.shape[1] != shape.parcels or self.tables.parcel_slots != shape.parcel_slots:
+            raise ValueError(
+                f"tables must have {shape.parcels} parcels a row of {shape.parcel_slots} slots, as the shape"
+            )
+        if self.tables.groups != self.groups or self.tables.order.shape[0] != self.pool.shape[0]:
+            raise ValueError(f"tables must be of {self.groups} groups and {self.pool.shape[0]} pool slots")
