@@ -1,4 +1,4 @@
-"""Prompts on an otherwise idle engine, and transformers' own layers over the same weights: how long each takes.
+"""Prompts on an idle engine, and transformers' own layers over the same weights: how long each takes.
 
 Knows models and engines; not what is compared with what.
 """
