@@ -77,6 +77,8 @@ __device__ __forceinline__ void load_words(i32* to, i32 count, Place place) {
       asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to + i)), "l"(place(i)) : "memory");
   }
 }
+// A cache line that will be read soon. Between two steps a layer's tables have left the L2 cache.
+__device__ __forceinline__ void bring_near(const i32* from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
 __device__ __forceinline__ void loads_arrived() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 // ---- what the thread blocks of a cluster tell one another
@@ -200,6 +202,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS) resolve(co
   const i32 seat = padding ? 0 : p.seats[batch_row];
   const i32 capacity = padding ? 0 : p.capacity[seat];
   const i32 stretch = ((capacity + CLUSTER - 1) / CLUSTER + 3) & ~3;
+  const i32 lane = seat * p.groups + group;
+  i32* block_to_slot = p.block_to_slot + (size_t)lane * p.max_blocks;
+  for (i32 i = (rank * THREADS + thread) * 32; i < min(capacity, p.max_blocks); i += CLUSTER * THREADS * 32)
+    bring_near(block_to_slot + i);
   if (thread == 0) {
     listed = 0, lowest = ALL, highest = 0;
     open_place_shared = -1;
@@ -237,8 +243,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS) resolve(co
     cluster_started();
     return;
   }
-  const i32 lane = seat * p.groups + group;
-  i32* block_to_slot = p.block_to_slot + (size_t)lane * p.max_blocks;
   const auto pooled_at = [&](i32 slot) { return parcel_base[slot / PARCEL_SLOTS] + slot % PARCEL_SLOTS; };
   const i32* host_pages = p.host_pages + (size_t)seat * p.max_pages;
   const i32 first = rank * stretch;
