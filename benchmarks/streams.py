@@ -75,14 +75,23 @@ async def ask(
     tokens: int,
     model: str,
     when_all_run: Callable[[], Awaitable[None]] | None = None,
+    when_one_ends: Callable[[], Awaitable[None]] | None = None,
 ) -> Round:
-    """Ask with every prompt at once, `tokens` tokens each; `when_all_run` is called when all have begun.
+    """Ask with every prompt at once, `tokens` tokens each.
+
+    Args:
+        port: of the server on this machine.
+        prompts: token ids.
+        tokens: of each answer.
+        model: the name that the server knows.
+        when_all_run: called once every answer has begun; never, if one ends before another begins.
+        when_one_ends: called when the first is through.
 
     Raises:
         RuntimeError: an answer was not what was asked for; the message is the server's.
     """
     streams = [Stream(time.perf_counter(), tokens) for _ in prompts]
-    begun = asyncio.Event()
+    begun, ended = asyncio.Event(), asyncio.Event()
 
     async def one(stream: Stream, prompt: Sequence[int]) -> None:
         body = {"model": model, "prompt": list(prompt), "max_tokens": tokens, "temperature": 0}
@@ -103,17 +112,21 @@ async def ask(
             if stream.pieces and all(other.pieces for other in streams):
                 begun.set()
         writer.close()
+        ended.set()
         if len(stream.pieces) < tokens // 2:
             raise RuntimeError(f"{len(stream.pieces)} pieces instead of {tokens}: {seen[:600]!r}")
 
-    async def watch() -> None:
-        await begun.wait()
-        if when_all_run is not None:
-            await when_all_run()
+    async def watch(event: asyncio.Event, call: Callable[[], Awaitable[None]] | None) -> None:
+        await event.wait()
+        if call is not None:
+            await call()
 
-    watching = asyncio.create_task(watch())
+    watching = [asyncio.create_task(watch(*pair)) for pair in ((begun, when_all_run), (ended, when_one_ends))]
     try:
         await asyncio.gather(*(one(*pair) for pair in zip(streams, prompts, strict=True)))
+        if when_one_ends is not None:
+            await watching[1]
     finally:
-        watching.cancel()
+        for task in watching:
+            task.cancel()
     return Round(streams)

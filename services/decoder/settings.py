@@ -90,7 +90,12 @@ class DecoderSettings(ServiceSettings):
     max_model_len: int = Field(
         0, ge=0, description="longest prompt + answer, tokens; 0 = the model's own limit"
     )
-    max_step_tokens: int = Field(512, ge=16, description="tokens a step computes at most, prefill included")
+    max_step_tokens: int = Field(
+        0, ge=0, description="tokens a step computes at most, prefill included; 0 = 4096 on a GPU, else 512"
+    )
+    window_tokens: int = Field(
+        16384, ge=64, description="history that prefill attends to at once, tokens, in whole pages"
+    )
     device_cache_tokens: int = Field(
         0,
         ge=0,
@@ -113,7 +118,7 @@ class DecoderSettings(ServiceSettings):
                 "hot_tokens must be 0 or a multiple of block_tokens of at least "
                 f"budget_tokens + block_tokens = {least}"
             )
-        if self.max_step_tokens < self.max_rows + self.block_tokens:
+        if self.max_step_tokens and self.max_step_tokens < self.max_rows + self.block_tokens:
             raise ValueError(
                 "max_step_tokens must be at least max_rows + block_tokens = "
                 f"{self.max_rows + self.block_tokens}, or prefill would never run beside decode"
@@ -129,3 +134,13 @@ class DecoderSettings(ServiceSettings):
     def usual_tokens(self) -> int:
         """What a lane holds when all rows are in use, tokens, where nothing says how much memory there is."""
         return self.hot_tokens or 2 * self.budget_tokens
+
+    @property
+    def whole_window_tokens(self) -> int:
+        """Tokens of a window, a multiple of page_tokens."""
+        return max(1, self.window_tokens // self.page_tokens) * self.page_tokens
+
+    def step_tokens(self, device_type: str) -> int:
+        """Tokens a step computes at most, on a device of this type; enough for all rows and a block."""
+        default = max(4096 if device_type == "cuda" else 512, self.max_rows + self.block_tokens)
+        return self.max_step_tokens or default

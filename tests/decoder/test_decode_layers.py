@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from services.decoder.attention.step import Step
-from services.decoder.kernels.attend import attend_causal
+from services.decoder.kernels.attend_part import attend_part
 from services.decoder.kernels.dense import TorchDense
 from services.decoder.models.causal_lm import CausalLM
 from services.decoder.models.decode_layers import FUSABLE, DecodeLayers, fusable
@@ -44,7 +44,7 @@ class PlainStep(Step):
         pass
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        return attend_causal(query, key, value, 0, scaling)
+        return attend_part(query, key, value, scaling, causal=True).out
 
 
 class StubStep(PlainStep):

@@ -33,6 +33,7 @@ def settings(model: Path, **changes: object) -> DecoderSettings:
         "budget_tokens": 66,
         "hot_tokens": 68,
         "max_step_tokens": 768,
+        "window_tokens": 256,
     }
     return DecoderSettings.model_validate(base | changes)
 

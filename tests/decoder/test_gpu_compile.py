@@ -12,14 +12,19 @@ from services.decoder.kernels.gpu.append import AppendShape
 from services.decoder.kernels.gpu.attend import AttendShape
 from services.decoder.kernels.gpu.attend_latent import AttendLatentShape
 from services.decoder.kernels.gpu.compile import compile_kernel
+from services.decoder.kernels.gpu.fill_bounds import FillBoundsShape
+from services.decoder.kernels.gpu.gather_pages import GatherPagesShape
 from services.decoder.kernels.gpu.linear import LinearShape
 from services.decoder.kernels.gpu.locate import LocateShape
+from services.decoder.kernels.gpu.merge_parts import MergePartsShape
 from services.decoder.kernels.gpu.norm import NormShape
 from services.decoder.kernels.gpu.replay import ReplayShape
 from services.decoder.kernels.gpu.resolve import ResolveShape
 from services.decoder.kernels.gpu.rope import RopeShape
 from services.decoder.kernels.gpu.sample import SampleShape
 from services.decoder.kernels.gpu.select import SelectShape
+from services.decoder.kernels.gpu.swiglu import SwigluShape
+from services.decoder.kernels.gpu.write_run import WriteRunShape
 
 CLUSTERS = {"sm_80": (1,), "sm_90": (1, 8), "sm_100": (1, 8)}  # before sm_90 there are no clusters
 
@@ -115,11 +120,27 @@ def test_linear_compiles(arch: str, gated: bool) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("arch", CLUSTERS)
-def test_norm_and_rope_compile(arch: str, dtype: torch.dtype) -> None:
+def test_norm_rope_and_swiglu_compile(arch: str, dtype: torch.dtype) -> None:
     for size in (576, 4096, 16384):
         assert compile_kernel("rms_norm", NormShape(size, dtype).defines, arch)[:4] == b"\x7fELF"
+    assert compile_kernel("swiglu", SwigluShape(dtype).defines, arch)[:4] == b"\x7fELF"
     for head_dim in (64, 80, 96, 128, 256):
         assert compile_kernel("rope", RopeShape(head_dim, dtype).defines, arch)[:4] == b"\x7fELF"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("arch", CLUSTERS)
+def test_what_prefill_launches_compiles(arch: str, dtype: torch.dtype) -> None:
+    for groups, group_bytes in ((8, 32768), (3, 192), (1, 2**18)):
+        shape = GatherPagesShape(groups, group_bytes)
+        assert compile_kernel("gather_pages", shape.defines, arch)[:4] == b"\x7fELF"
+        pages = WriteRunShape(3, groups if groups < 8 else 3, 160, 64)
+        assert compile_kernel("write_run", pages.defines, arch)[:4] == b"\x7fELF"
+    bounds = FillBoundsShape(3, 80, 16, dtype)
+    assert compile_kernel("fill_bounds", bounds.defines, arch)[:4] == b"\x7fELF"
+    for first_wide, out_wide in ((False, False), (False, True), (True, True), (True, False)):
+        merge = MergePartsShape(80, dtype, first_wide=first_wide, out_wide=out_wide)
+        assert compile_kernel("merge_parts", merge.defines, arch)[:4] == b"\x7fELF"
 
 
 def test_a_kernel_that_does_not_compile_says_why() -> None:

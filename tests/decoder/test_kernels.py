@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import dataclass
-from itertools import pairwise
 
 import pytest
 import torch
 from torch import Tensor
 
 from services.decoder.kernels.append import append, make_records
-from services.decoder.kernels.attend import attend_causal, attend_slots
+from services.decoder.kernels.attend import attend_slots
 from services.decoder.kernels.bounds import append_bounds, fill_bounds
 from services.decoder.kernels.select import all_blocks, score_blocks, top_blocks
 
@@ -206,29 +205,6 @@ def test_attend_slots_is_softmax_over_the_chosen_positions(case: Case) -> None:
             values = torch.stack([pool[slot, offset, 1, inner] for slot, offset in seen])
             expected = naive_attention(query[row, head], keys, values, 0.3)
             assert torch.allclose(got[row, head].double(), expected, atol=1e-5)
-
-
-@pytest.mark.parametrize("sizes", [(9, 3, 64), (4, 4, 80), (8, 1, 32)], ids=str)
-def test_attend_causal_in_chunks_is_the_whole(sizes: tuple[int, int, int]) -> None:
-    query_heads, kv_heads, head_dim = sizes
-    torch.manual_seed(head_dim)
-    tokens, scaling = 13, head_dim**-0.5
-    query = torch.randn(tokens, query_heads, head_dim)
-    key, value = torch.randn(2, tokens, kv_heads, head_dim)
-    whole = attend_causal(query, key, value, 0, scaling)
-    for cuts in ([0, 4, 8, 13], [0, 1, 13], [0, 12, 13]):
-        runs = [
-            attend_causal(query[start:end], key[:end], value[:end], start, scaling)
-            for start, end in pairwise(cuts)
-        ]
-        assert torch.allclose(torch.cat(runs), whole, atol=1e-5)
-    for token in range(tokens):
-        for head in range(query_heads):
-            kv = head // (query_heads // kv_heads)
-            expected = naive_attention(
-                query[token, head], key[: token + 1, kv], value[: token + 1, kv], scaling
-            )
-            assert torch.allclose(whole[token, head].double(), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4])

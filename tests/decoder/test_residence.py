@@ -19,13 +19,14 @@ from services.decoder.attention.everything import Everything
 from services.decoder.attention.heart import Heart
 from services.decoder.attention.quest import Quest
 from services.decoder.attention.selector import Selector
-from services.decoder.kernels.append import make_records
 from services.decoder.kernels.counter import Counter
 from services.decoder.kernels.twins import Twins
 from services.decoder.kv.arena_map import ArenaMap
+from services.decoder.kv.arena_path import DirectPath
 from services.decoder.kv.batch import PrefillChunk, decode_batch
 from services.decoder.kv.bounds_index import BoundsIndex
 from services.decoder.kv.full import Full
+from services.decoder.kv.history import Window
 from services.decoder.kv.hot_buffer import HotBuffer
 from services.decoder.kv.hot_class import HotClass, Resize
 from services.decoder.kv.residence import Residence
@@ -37,6 +38,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 MAX_BLOCKS = made_up.MAX_PAGES * 3
 ROWS = 4
+WINDOW = 24  # tokens: two pages
 
 
 class Rig:
@@ -48,6 +50,8 @@ class Rig:
         self.classes: list[HotClass] = []
         self.arena = made_up.arena(self.shape, path)
         self.tables = made_up.tables(ROWS)
+        arena_path = DirectPath(Twins(), self.arena, self.shape, WINDOW, made_up.CPU)
+        window = Window(Twins(), self.shape, WINDOW, made_up.CPU)
         self.residence: Residence
         if mode == "tiered":
             self.classes = [
@@ -56,9 +60,9 @@ class Rig:
             hot = HotBuffer(self.shape, ROWS, MAX_BLOCKS, self.classes, made_up.CPU)
             for pool in hot.pools:
                 pool.fill_(float("nan"))
-            self.residence = Tiered(Twins(), self.arena, hot, self.tables)
+            self.residence = Tiered(Twins(), self.arena, hot, self.tables, arena_path)
         else:
-            self.residence = Full(Twins(), self.arena, self.shape, 21, self.tables)
+            self.residence = Full(Twins(), self.arena, self.shape, 21, self.tables, arena_path, window)
             for layer in range(2):
                 self.residence.pool(layer).fill_(float("nan"))
 
@@ -68,8 +72,7 @@ class Rig:
         for start, end in pairwise(edges):
             chunk = PrefillChunk.build(self.shape, self.tables, row, start, end)
             for layer, sign in enumerate((1, -1)):
-                records = make_records(sign * key[start:end], sign * value[start:end], self.shape.groups)
-                self.residence.write(layer, chunk, records)
+                self.residence.write(layer, chunk, sign * key[start:end], sign * value[start:end])
         self.seat(row, key.shape[0])
 
     def seat(self, row: int, tokens: int) -> None:
@@ -138,14 +141,23 @@ def test_the_file_holds_exactly_the_records(tmp_path: Path, mode: str, groups: i
         assert np.isnan(untouched).all(), "a byte outside the row's records was written"
 
 
-def test_history_returns_what_was_written(tmp_path: Path, mode: str) -> None:
-    rig = Rig(tmp_path / "arena", mode)
-    key, value = made(40)
-    rig.prefill(1, key[:36], value[:36], cuts=(4, 24))
-    chunk = PrefillChunk.build(rig.shape, rig.tables, 1, 36, 40)
-    got = rig.residence.history(1, chunk)
-    assert torch.equal(got[0], -key[:36])
-    assert torch.equal(got[1], -value[:36])
+@pytest.mark.parametrize("groups", [1, 3])
+@pytest.mark.parametrize("start", [0, 4, 12, 20, 24, 28, 36, 48, 52])
+def test_history_returns_what_was_written_in_windows(
+    tmp_path: Path, mode: str, groups: int, start: int
+) -> None:
+    rig = Rig(tmp_path / "arena", mode, groups)
+    key, value = made(60)
+    if start:
+        rig.prefill(1, key[:start], value[:start], cuts=(4, 24) if start > 24 else ())
+    chunk = PrefillChunk.build(rig.shape, rig.tables, 1, start, 60)
+    at = 0
+    for window in rig.residence.history(1, chunk):
+        run = slice(at, min(at + WINDOW, start))
+        assert torch.equal(window.key, -key[run])
+        assert torch.equal(window.value, -value[run])
+        at = run.stop
+    assert at == start
 
 
 @pytest.mark.parametrize("prompt", [1, 3, 4, 5, 12, 13, 31])

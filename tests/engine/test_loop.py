@@ -56,7 +56,7 @@ def test_who_waits_too_long_is_told_and_the_others_go_on(tmp_path: Path) -> None
     assert waits.finish is None
     rig.now = 31
     rig.loop.step()
-    assert waits.finish is Finish.ERROR
+    assert waits.finish is Finish.NO_ROOM
     assert "no room came free in 30 s" in waits.error
     assert (waits, []) in rig.news
     assert runs.finish is late.finish is None

@@ -16,8 +16,10 @@ from services.decoder.engine.device_sampler import DeviceSampler
 from services.decoder.engine.memory_plan import MemoryPlan, kv_fingerprint, kv_planes, kv_shape
 from services.decoder.kernels.twins import Twins
 from services.decoder.kv.arena_map import ArenaMap
+from services.decoder.kv.arena_path import DirectPath
 from services.decoder.kv.bounds_index import BoundsIndex
 from services.decoder.kv.full import Full
+from services.decoder.kv.history import Window
 from services.decoder.kv.hot_buffer import HotBuffer
 from services.decoder.kv.hot_class import HotClass
 from services.decoder.kv.row_tables import RowTables
@@ -78,6 +80,7 @@ def test_smollm2_by_hand() -> None:
     rows, lanes, slots = 8 * (2 * 128 + 64 + 1), 24 * 30 * 512, 2 * 30 * 3 * 8 * 256
     assert plan.table_bytes == 4 * (rows + lanes + slots) == 2_959_392
     assert plan.layout.page_count == 684
+    assert plan.window_bytes == 16_384 * 768  # a record of each head in one layer
 
 
 def test_full_mode_keeps_kv_in_device_pages_and_no_hot_buffer() -> None:
@@ -123,7 +126,8 @@ def test_what_is_planned_is_what_is_allocated(
             table_bytes += lanes.parcels.nbytes + lanes.capacity.nbytes
         assert plan.resident_bytes == 0
     else:
-        full = Full(Twins(), arena, shape, plan.device_pages, tables)
+        path, window = DirectPath(Twins(), arena, shape, 64, CPU), Window(Twins(), shape, 64, CPU)
+        full = Full(Twins(), arena, shape, plan.device_pages, tables, path, window)
         assert plan.resident_bytes == sum(full.pool(layer).nbytes for layer in range(shape.layers))
         assert plan.hot_bytes == 0
     assert plan.table_bytes == table_bytes
@@ -185,7 +189,7 @@ def test_a_gpu_gives_what_is_free_after_index_tables_and_sampling() -> None:
     without = derive(device=cuda, hot_bytes=2**40, max_rows=64)
     plan = derive(device=cuda, room_bytes=3 * 2**30, max_rows=64)
     assert quest_lane_slots(plan) < quest_lane_slots(without)
-    spent = plan.hot_bytes + plan.index_bytes + plan.table_bytes + plan.sampling_bytes
+    spent = plan.hot_bytes + plan.index_bytes + plan.table_bytes + plan.sampling_bytes + plan.window_bytes
     # Less than a parcel is left over, and the table of parcels that was counted twice or not at all.
     assert 0 <= 3 * 2**30 - spent < 8 * 30 * 3 * 4104 + 4 * 64 * 65
     assert derive(device=cuda, room_bytes=2**30, hot_bytes=2**28).hot_bytes <= 2**28, "what was asked"
@@ -231,6 +235,17 @@ def test_layers_that_read_everything_hold_all_rows_where_nothing_limits_them() -
 def test_what_cannot_be_is_refused(arena_bytes: int, changes: dict[str, object], message: str) -> None:
     with pytest.raises(SetupError, match=message):
         derive(SMOLLM2, torch.bfloat16, arena_bytes, CPU, None, **changes)
+
+
+def test_a_window_is_whole_pages() -> None:
+    assert settings(window_tokens=1000, page_tokens=192).whole_window_tokens == 960
+    assert settings(window_tokens=64, page_tokens=192).whole_window_tokens == 192
+
+
+def test_a_step_holds_all_rows_and_a_block() -> None:
+    assert [settings().step_tokens(kind) for kind in ("cpu", "cuda")] == [512, 4096]
+    assert settings(max_rows=1024).step_tokens("cpu") == 1024 + 16
+    assert settings(max_step_tokens=100).step_tokens("cuda") == 100
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 
 from services.decoder.engine.offline import OfflineEngine
-from services.decoder.engine.sequence import SampledToken, Sampling, Sequence
+from services.decoder.engine.sequence import Finish, SampledToken, Sampling, Sequence
 from services.decoder.models.causal_lm import CausalLM
 from services.decoder.models.spec import ModelSpec
 from services.decoder.settings import DecoderSettings
@@ -175,3 +177,41 @@ def check_told(mine: list[SampledToken], right: list[SampledToken]) -> None:
     for one, other in zip(mine, right, strict=True):
         assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
         assert [token for token, _ in one.top] == [token for token, _ in other.top]
+
+
+def test_few_places_used_over_and_over_mix_nothing_up(model: CausalLM, mode: str) -> None:
+    """Sixty short requests, some left early, through two rows and hardly more pages than those need."""
+    engine = engine_of(model, mode, arena_pages=7, max_rows=2, device_cache_tokens=4 * PAGE)
+    chance, idle = random.Random(mode), engine_of(model, mode)
+    crowd = [
+        ask(str(i), [chance.randrange(200) for _ in range(chance.randint(1, 100))], 25) for i in range(60)
+    ]
+    for one in crowd:
+        engine.scheduler.submit([one])
+        for _ in range(chance.randrange(30)):
+            engine.step()
+        if chance.random() < 0.2:
+            engine.scheduler.abort(one.request_id, set())
+    run(engine)
+    for one in crowd:
+        alone = ask("alone", one.prompt, 25)
+        idle.generate([alone])
+        assert one.generated == alone.generated[: len(one.generated)], one.request_id
+        assert one.finish is Finish.ABORT or len(one.generated) == 25
+
+
+def test_a_prompt_larger_than_the_devices_room_for_kv(model: CausalLM) -> None:
+    """The hot buffer holds a fifth of it, the arena all."""
+    tiered = engine_of(model, "tiered")
+    one, right = ask("one", PROMPT + PROMPT[:70], 30), ask("right", PROMPT + PROMPT[:70], 30)
+    plan = tiered.plan
+    assert plan.hot_bytes < len(one.prompt) * plan.token_bytes / 4
+    assert plan.resident_bytes == 0
+    run_alone(tiered, one)
+    run_alone(engine_of(model, "full"), right)
+    assert one.generated == right.generated
+
+
+def run_alone(engine: OfflineEngine, one: Sequence) -> None:
+    engine.scheduler.submit([one])
+    run(engine)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Collection
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.contract.errors import Unavailable
 from services.decoder.engine.admission import MOST_PASSED
-from services.decoder.engine.host_pages import LocalPages
+from services.decoder.engine.host_pages import HostPage, LocalPages, SealOrder
 from services.decoder.engine.sequence import Finish, Sequence
 from tests.engine.scheduler_rig import PATIENCE, OneOfTwo, Rig, check_answer, sequence
 
@@ -175,7 +177,7 @@ def test_all_rows_want_a_page_at_once_and_none_is_free() -> None:
 
 
 def test_who_does_not_fit_is_passed_by_a_few_and_then_waited_for() -> None:
-    rig = Rig.make(max_rows=3, host=10, device=30, max_waiting=99, max_model_len=80)
+    rig = Rig.make(max_rows=3, host=10, device=30, max_waiting=99, max_model_len=80, max_step_tokens=64)
     rig.submit(sequence(5, 35, name="runs"))
     rig.step()
     big = sequence(60, 10, name="big")
@@ -367,3 +369,48 @@ def test_each_wanting_the_page_that_the_other_parked() -> None:
     for rig, one in crowd:
         check_answer(rig, one)
         rig.finish()
+
+
+def test_host_pages_are_counted_whole_whatever_the_device_has() -> None:
+    """Nine tokens and the next one take two pages of eight: two fit on five, with a page to spare."""
+    rig = Rig.make(max_rows=4, host=5, device=99, page_tokens=8, max_model_len=40)
+    crowd = [sequence(9, 4, name=str(i), seed=i) for i in range(3)]
+    rig.submit(*crowd)
+    rig.step()
+    assert [one.row is not None for one in crowd] == [True, True, False]
+    assert rig.host.free == 1
+    rig.finish()
+    assert rig.scheduler.releases == 0
+    for one in crowd:
+        check_answer(rig, one)
+
+
+def test_a_store_that_refuses_for_long_costs_neither_pages_nor_answers() -> None:
+    """Whoever was let in keeps what it has and tries again; an abort in between brings it back."""
+    rig = Rig.make(max_rows=3, host=12, device=12, shares=True, max_waiting=9)
+    runs, waits, leaves = (sequence(9, 20, name=name, priority=1) for name in ("runs", "waits", "leaves"))
+    rig.submit(runs)
+    rig.step_until(lambda: runs.generated)
+    exchange, refusals = rig.host.exchange, 0
+
+    def refuse(give: list[HostPage], want: int, seals: Collection[SealOrder] = ()) -> list[HostPage] | None:
+        nonlocal refusals
+        refusals += 1
+        if refusals % 2:
+            raise Unavailable("the store is out of reach")
+        assert exchange(give, 0, seals) == []
+        return None if want else []
+
+    rig.host.exchange = refuse  # type: ignore[method-assign]  # for a while
+    rig.submit(waits, leaves, sequence(9, 4, name="urgent"))
+    for _ in range(60):
+        rig.step()
+    rig.abort("leaves")
+    for _ in range(10):
+        rig.step()
+    assert refusals > 40
+    rig.host.exchange = exchange  # type: ignore[method-assign]
+    rig.finish()
+    check_answer(rig, runs)
+    check_answer(rig, waits)
+    assert leaves.finish is Finish.ABORT

@@ -58,6 +58,7 @@ class Orders:
     pause: float = 0.0  # seconds before each event
     hold: bool = False  # say nothing until aborted
     error_after: int | None = None  # events
+    no_room: str = ""  # end as one that waited too long, with these words
     abort_after: int | None = None
     die_after: int | None = None
     cut_after: int | None = None  # events; then the event stream ends, and the engine lives on
@@ -201,6 +202,8 @@ class FakeEngine(pb_grpc.EngineServicer):
                 event.finish_reason = pb.FINISH_REASON_ABORT
             elif events == orders.error_after:
                 event.finish_reason, event.error = pb.FINISH_REASON_ERROR, "as ordered"
+            elif orders.no_room:
+                event.finish_reason, event.error = pb.FINISH_REASON_NO_ROOM, orders.no_room
             elif events == orders.abort_after:
                 event.finish_reason = pb.FINISH_REASON_ABORT
             elif events == orders.die_after and obeys:

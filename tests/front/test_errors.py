@@ -142,6 +142,14 @@ def test_a_full_queue_is_429_and_passes(default_model: Path) -> None:
         assert [future.result().status_code for future in held] == [503, 503]
 
 
+def test_one_that_waited_too_long_is_told_to_come_again(front: LiveFront) -> None:
+    refused = front.chat(cache_salt=orders(no_room="no room came free in 30 s; send the request again later"))
+    assert refused.status_code == 429
+    assert error_of(refused)["code"] == "rate_limit_exceeded"
+    assert "no room came free in 30 s" in error_of(refused)["message"]
+    assert int(refused.headers["retry-after"]) > 0
+
+
 def _held_chat(front: LiveFront) -> httpx.Response:
     return front.chat(cache_salt=orders(hold=True))
 

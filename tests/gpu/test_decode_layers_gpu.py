@@ -12,7 +12,7 @@ from torch import Tensor
 from benchmarks.layers import captured
 from benchmarks.synthetic import synthetic_config, synthetic_spec
 from services.decoder.attention.step import Step
-from services.decoder.kernels.attend import attend_causal
+from services.decoder.kernels.attend_part import attend_part
 from services.decoder.kernels.dense import DenseOps, TorchDense
 from services.decoder.kernels.gpu.dense import GpuDense
 from services.decoder.models.causal_lm import CausalLM
@@ -31,7 +31,7 @@ class PlainStep(Step):
         pass
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        return attend_causal(query, key, value, 0, scaling)
+        return attend_part(query, key, value, scaling, causal=True).out
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from services.decoder.attention.selector import Selector
-from services.decoder.kernels.append import make_records
-from services.decoder.kernels.attend import attend_causal
+from services.decoder.kernels.attend_part import Part, attend_part
 from services.decoder.kernels.decode_batch import DecodeBatch
 from services.decoder.kernels.step_kernels import StepKernels
 from services.decoder.kv.batch import PrefillChunk
@@ -75,8 +74,10 @@ class Heart:
         """
         selector, residence = self._selectors[layer], self._residence
         selector.fill(chunk, key)
-        residence.write(layer, chunk, make_records(key, value, self._shape.groups))
-        if chunk.start:
-            earlier_key, earlier_value = residence.history(layer, chunk)
-            key, value = torch.cat([earlier_key, key]), torch.cat([earlier_value, value])
-        return attend_causal(query, key, value, chunk.start, scaling)
+        residence.write(layer, chunk, key, value)
+        earlier: Part | None = None
+        for window in residence.history(layer, chunk):
+            part = attend_part(query, window.key, window.value, scaling, causal=False)
+            earlier = part if earlier is None else self._kernels.merge_parts(earlier, part, torch.float32)
+        own = attend_part(query, key, value, scaling, causal=True)
+        return own.out if earlier is None else self._kernels.merge_parts(earlier, own, query.dtype).out

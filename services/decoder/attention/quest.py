@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from services.decoder.kernels.bounds import BlockBounds, fill_bounds
+from services.decoder.kernels.bounds import BlockBounds
 from services.decoder.kernels.decode_batch import DecodeBatch
 from services.decoder.kernels.step_kernels import StepKernels
 from services.decoder.kv.batch import PrefillChunk
@@ -26,7 +26,8 @@ class Quest:
 
     def fill(self, chunk: PrefillChunk, key: Tensor) -> None:
         """Bounds of every block that the chunk touches."""
-        fill_bounds(self.bounds.device.flatten(0, 1), key, chunk.bounds_blocks, self._block_tokens)
+        bounds = self.bounds.device.flatten(0, 1)
+        self._kernels.fill_bounds(bounds, key, chunk.bounds_blocks, self._block_tokens)
 
     def observe(self, batch: DecodeBatch, key: Tensor) -> None:
         """Nothing yet: append takes the key into the open block's bounds."""

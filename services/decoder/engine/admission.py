@@ -19,7 +19,7 @@ MOST_PASSED = 8
 
 def chunk_beside(plan: StepPlan, sequence: Sequence, limits: Limits) -> Chunk | None:
     """What a step can compute of a prompt beside what is planned."""
-    return limits.next_chunk(sequence, limits.max_step_tokens - plan.tokens)
+    return limits.next_chunk(sequence, plan)
 
 
 def join(plan: StepPlan, sequence: Sequence, limits: Limits) -> bool:

@@ -22,14 +22,17 @@ from services.decoder.engine.draw import DeviceDraw, HostDraw
 from services.decoder.engine.limits import Limits
 from services.decoder.engine.memory_plan import MemoryPlan
 from services.decoder.engine.page_hash import PageHasher
+from services.decoder.engine.prefill_warm_up import warm_up_prefill
 from services.decoder.engine.runner import Runner
 from services.decoder.engine.step_clock import StepClock
 from services.decoder.kernels.dense import DenseOps
 from services.decoder.kernels.step_kernels import StepKernels
 from services.decoder.kernels.twins import Twins
 from services.decoder.kv.arena_map import ArenaMap
+from services.decoder.kv.arena_path import ArenaPath, DirectPath
 from services.decoder.kv.bounds_index import BoundsIndex
 from services.decoder.kv.full import Full
+from services.decoder.kv.history import Window
 from services.decoder.kv.hot_buffer import HotBuffer
 from services.decoder.kv.residence import Residence
 from services.decoder.kv.row_tables import RowTables
@@ -58,9 +61,11 @@ def assemble(
     residence: Residence
     if settings.kv_mode == "tiered":
         hot = HotBuffer(shape, settings.max_rows, plan.max_blocks, plan.hot_classes, device)
-        residence = Tiered(kernels, arena, hot, tables)
+        residence = Tiered(kernels, arena, hot, tables, arena_path(plan, kernels, arena, device, reads=True))
     else:
-        residence = Full(kernels, arena, shape, plan.device_pages, tables)
+        window = Window(kernels, shape, settings.whole_window_tokens, device)
+        path = arena_path(plan, kernels, arena, device, reads=False)
+        residence = Full(kernels, arena, shape, plan.device_pages, tables, path, window)
     bounds = None
     if plan.quest_layers:
         bounds = BoundsIndex(arena, shape, plan.device_pages, plan.quest_layers, device)
@@ -82,6 +87,7 @@ def assemble(
     for logits in graphs.warm_up():
         for greedy in (True, False):
             sampler.draw(logits, greedy=greedy)
+    warm_up_prefill(plan, kernels, model.spec.query_heads, device)
     draw = DeviceDraw(sampler, settings.max_rows)
     return Runner(model, shape, tables, residence, bounds, heart, draw, graphs, StepClock())
 
@@ -122,6 +128,18 @@ def step_kernels(plan: MemoryPlan, device: torch.device) -> StepKernels:
     return GpuKernels(rows, kv_heads, device, skip_io=plan.settings.probe_no_io)
 
 
+def arena_path(
+    plan: MemoryPlan, kernels: StepKernels, arena: ArenaMap, device: torch.device, *, reads: bool
+) -> ArenaPath:
+    """Prefill's way to the arena; with `reads`, its history comes back by it."""
+    window_tokens = plan.settings.whole_window_tokens
+    if device.type != "cuda":
+        return DirectPath(kernels, arena, plan.shape, window_tokens, device)
+    from services.decoder.kv.streamed_path import StreamedPath  # needs the gpu extra
+
+    return StreamedPath(kernels, arena, plan.shape, window_tokens, device, reads=reads)
+
+
 def page_hasher(plan: MemoryPlan, fingerprint: bytes) -> PageHasher | None:
     """What names this engine's pages; None where the settings want no prefix cache."""
     settings = plan.settings
@@ -141,7 +159,7 @@ def limits_of(plan: MemoryPlan) -> Limits:
     return Limits(
         max_rows=plan.settings.max_rows,
         max_model_len=plan.max_model_len,
-        max_step_tokens=plan.settings.max_step_tokens,
+        max_step_tokens=plan.step_tokens,
         max_waiting=plan.settings.max_waiting,
         block_tokens=plan.shape.block_tokens,
         page_tokens=plan.shape.page_tokens,

@@ -16,7 +16,7 @@ from services.contract.errors import Unavailable
 from services.decoder.engine.capacity_book import Capacities
 from services.decoder.engine.runner import Runner
 from services.decoder.engine.scheduler import Scheduler
-from services.decoder.engine.sequence import Sequence
+from services.decoder.engine.sequence import Finish, Sequence
 from services.decoder.engine.step_plan import StepPlan
 from services.decoder.engine.stepper import News, StepFailed, Stepper
 
@@ -162,7 +162,7 @@ class Loop:
         late = [s for s in self._scheduler.waiting if not (s.known or s.has_run) and s.submitted < oldest]
         for sequence in late:
             reason = f"no room came free in {self._queue_seconds:g} s; send the request again later"
-            self._scheduler.fail(sequence, reason)
+            self._scheduler.fail(sequence, reason, Finish.NO_ROOM)
         return late
 
     def check_integrity(self) -> None:

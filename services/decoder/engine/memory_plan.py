@@ -73,6 +73,8 @@ class MemoryPlan:
     quest_layers: int  # the layers behind the dense ones, if the selector is Quest
     weight_bytes: int
     sampling_bytes: int  # the device sampler's tables; on the CPU there are none
+    step_tokens: int  # a step computes at most, prefill included
+    window_bytes: int  # what prefill reads its history through
     hot_classes: tuple[HotClass, ...]  # of the hot buffer, in the order of their layers; none in full mode
 
     @classmethod
@@ -130,12 +132,14 @@ class MemoryPlan:
             sampling_bytes=DeviceSampler.device_bytes(settings.max_rows, spec.vocab_size)
             if device.type == "cuda"
             else 0,
+            step_tokens=settings.step_tokens(device.type),
+            window_bytes=_window_bytes(settings, shape, device),
             hot_classes=(),
         )
         if settings.kv_mode == "full":
             return plan
         if room_bytes is not None:
-            room_bytes -= plan.index_bytes + plan.table_bytes + plan.sampling_bytes
+            room_bytes -= plan.index_bytes + plan.table_bytes + plan.sampling_bytes + plan.window_bytes
         classes = hot_classes(settings, shape, plan.quest_layers, plan.max_blocks, room_bytes)
         return replace(plan, hot_classes=classes)
 
@@ -200,6 +204,7 @@ class MemoryPlan:
             ("resident KV", self.resident_bytes, f"kv_mode {self.settings.kv_mode}"),
             ("selector's index", self.index_bytes, f"{device_tokens:,} tokens"),
             ("tables", self.table_bytes, f"{self.max_model_len:,} tokens a row at most"),
+            ("prefill windows", self.window_bytes, f"{self.settings.whole_window_tokens:,} tokens each"),
             ("sampling", self.sampling_bytes, "wishes and token counts"),
             ("arena (host)", self.layout.arena_bytes, f"{pages:,} pages, {arena_tokens:,} tokens"),
             ("KV of a token", self.token_bytes, f"{self.shape.layers} layers, {self.shape.groups} groups"),
@@ -215,3 +220,13 @@ class MemoryPlan:
             parcels * last.parcel_slots * block_tokens for parcels in (last.parcels, last.floor, last.most)
         )
         return f"{total:,} tokens; a row {least:,} to {most:,}"
+
+
+def _window_bytes(settings: DecoderSettings, shape: KvShape, device: torch.device) -> int:
+    """A window of one layer that attention reads; on a GPU two more in tiered mode, which copies from the
+    arena fill meanwhile, and two quarters of one on the way back.
+    """
+    one = settings.whole_window_tokens // shape.page_tokens * shape.page_elements * shape.dtype.itemsize
+    if device.type != "cuda":
+        return one
+    return one * (3 if settings.kv_mode == "tiered" else 1) + one // 2

@@ -5,7 +5,7 @@ Knows tensors; who runs when was the scheduler's decision.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -25,6 +25,8 @@ from services.decoder.kv.row_tables import RowTables
 from services.decoder.kv.shape import KvShape
 from services.decoder.models.causal_lm import CausalLM
 
+_SCORED_AT_ONCE = 256  # prompt tokens: their logits over a large vocabulary are 150 MB
+
 
 @dataclass(frozen=True, slots=True)
 class RunningStep:
@@ -33,14 +35,18 @@ class RunningStep:
     plan: StepPlan
     rows: list[int]  # that get a token
     drawn: Drawn | None
+    done: torch.cuda.Event | None = None  # behind the last thing that the step's chunks do to their pages
     clock: StepClock | None = None
     mark: Mark | None = None  # of the clock
 
     def collect(self) -> dict[int, SampledToken]:
         """Wait for the next token by row, of rows whose computed tokens reach their last one.
 
-        A row whose logits are no numbers is left out.
+        A row whose logits are no numbers is left out. When this returns, pages of the step may be sealed or
+        given to somebody else.
         """
+        if self.done is not None:
+            self.done.synchronize()
         if self.drawn is None:
             return {}
         tokens = self.drawn.collect()
@@ -101,22 +107,46 @@ class Runner:
             self.draw.seat(sequence)
         if not plan.tokens:
             return RunningStep(plan, [], None)
+        try:
+            return self._launch(plan, mark)
+        except RuntimeError:
+            if self.graphs is not None:  # its pages are about to be given back: nothing may be under way
+                torch.cuda.synchronize(self.tables.host_pages.device)
+            raise
+
+    def _launch(self, plan: StepPlan, mark: Mark | None) -> RunningStep:
+        chunks = tuple(
+            PrefillChunk.build(self.shape, self.tables, _row(sequence), start, end)
+            for sequence, start, end in plan.chunks
+        )
+        if chunks:
+            self.residence.begin(chunks)
         logits, hidden = self._decode(plan), None
         if self.clock is not None and mark is not None:
             self.clock.decoded(mark)
-        if plan.chunks or logits is None:
-            hidden = self._forward(plan, with_decodes=logits is None)
+        if chunks or logits is None:
+            hidden = self._forward(plan, chunks, with_decodes=logits is None)
+        if chunks:
+            self.residence.finish()
+            if self.bounds is not None:
+                # Before the draw: who has the step's tokens may seal its pages.
+                self.bounds.save(self._prefilled_pages(plan))
+        if hidden is not None:
             self._score_prompts(plan, hidden)
-        if self.bounds is not None:
-            # Before the draw: who has the step's tokens may seal its pages.
-            self.bounds.save(self._prefilled_pages(plan))
-        running = replace(self._sample(plan, logits, hidden), clock=self.clock, mark=mark)
+        rows, drawn = self._sample(plan, logits, hidden)
         for sequence, _, end in plan.chunks:
             if end == len(sequence.prompt):
                 self.residence.seat(_row(sequence), end)
         if self.clock is not None and mark is not None:
             self.clock.end(mark)
-        return running
+        return RunningStep(plan, rows, drawn, self._done(plan), self.clock, mark)
+
+    def _done(self, plan: StepPlan) -> torch.cuda.Event | None:
+        if self.graphs is None or not plan.chunks:
+            return None
+        done = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        done.record(torch.cuda.current_stream())
+        return done
 
     def _begin(self, plan: StepPlan) -> Mark | None:
         if self.clock is None or not plan.tokens:
@@ -133,21 +163,21 @@ class Runner:
         tokens = None if plan.ahead else [sequence.generated[-1] for sequence in plan.decodes]
         return self.graphs.run(rows, positions, tokens)
 
-    def _forward(self, plan: StepPlan, *, with_decodes: bool) -> Tensor:
+    def _forward(self, plan: StepPlan, chunks: tuple[PrefillChunk, ...], *, with_decodes: bool) -> Tensor:
         """Decode rows first, then the chunks: `[tokens, hidden size]`."""
         decodes = plan.decodes if with_decodes else []
         tokens = [sequence.generated[-1] for sequence in decodes]
         positions = [sequence.computed for sequence in decodes]
         rows = [_row(sequence) for sequence in decodes]
         batch = decode_batch(self.shape, self.tables, rows, positions) if rows else None
-        chunks = []
         for sequence, start, end in plan.chunks:
             tokens += sequence.prompt[start:end]
             positions += range(start, end)
-            chunks.append(PrefillChunk.build(self.shape, self.tables, _row(sequence), start, end))
-        return self.model.hidden(tokens, positions, Step(self.heart, batch, tuple(chunks)))
+        return self.model.hidden(tokens, positions, Step(self.heart, batch, chunks))
 
-    def _sample(self, plan: StepPlan, logits: Tensor | None, hidden: Tensor | None) -> RunningStep:
+    def _sample(
+        self, plan: StepPlan, logits: Tensor | None, hidden: Tensor | None
+    ) -> tuple[list[int], Drawn | None]:
         """Draw for every row that has its next logits; without `logits`, decode rows begin `hidden`."""
         sequences = list(plan.decodes)
         at = len(sequences) if logits is None else 0
@@ -159,14 +189,14 @@ class Runner:
                 places.append(at - 1)
                 self.draw.seat(sequence)
         if not sequences:
-            return RunningStep(plan, [], None)
+            return [], None
         if places:
             assert hidden is not None, "places lie in it"
             others = self.model.logits(hidden[places])
             logits = others if logits is None else torch.cat([logits[: len(plan.decodes)], others])
         assert logits is not None, "rows came from somewhere"
         rows = [_row(sequence) for sequence in sequences]
-        return RunningStep(plan, rows, self.draw.launch(logits, sequences, ahead=plan.ahead))
+        return rows, self.draw.launch(logits, sequences, ahead=plan.ahead)
 
     def _score_prompts(self, plan: StepPlan, hidden: Tensor) -> None:
         """Log probabilities of prompt tokens, for those who asked; the chunks end `hidden`."""
@@ -179,8 +209,10 @@ class Runner:
             if start == 0:
                 sequence.prompt_logprobs.append(SampledToken(sequence.prompt[0]))
             following = sequence.prompt[start + 1 : end + 1]
-            logits = self.model.logits(hidden[run][: len(following)])
-            sequence.prompt_logprobs += score_prompt(logits, following, sequence.sampling)
+            for first in range(0, len(following), _SCORED_AT_ONCE):
+                some = following[first : first + _SCORED_AT_ONCE]
+                logits = self.model.logits(hidden[run][first : first + len(some)])
+                sequence.prompt_logprobs += score_prompt(logits, some, sequence.sampling)
 
     def _prefilled_pages(self, plan: StepPlan) -> list[tuple[int, int]]:
         """(host page, device page) of every page that a chunk of this step wrote to."""

@@ -188,9 +188,9 @@ class Scheduler:
                 self._roster.retire(sequence)
         return news
 
-    def fail(self, sequence: Sequence, reason: str) -> None:
+    def fail(self, sequence: Sequence, reason: str, finish: Finish = Finish.ERROR) -> None:
         """End one sequence with an error."""
-        sequence.finish, sequence.error = Finish.ERROR, reason
+        sequence.finish, sequence.error = finish, reason
         self._roster.retire(sequence)
 
     def check_integrity(self) -> None:

@@ -19,6 +19,7 @@ class Finish(Enum):
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
+    NO_ROOM = "no room"
 
 
 @dataclass(frozen=True, slots=True)

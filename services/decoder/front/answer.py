@@ -18,7 +18,7 @@ from hotset.v1 import engine_pb2
 from services.contract.errors import HotsetError, NoRoom, Unavailable
 from services.decoder.front.choice_text import ChoiceText, Piece
 from services.decoder.front.engine_client import EngineClient, EngineGone, Interrupted, Mailbox
-from services.decoder.front.errors import EngineFault, EngineLost, ShuttingDown
+from services.decoder.front.errors import EngineFault, EngineLost, Overloaded, ShuttingDown
 from services.decoder.front.request_metrics import ChoiceClock, Endpoint, Outcome, RequestMetrics
 from services.decoder.front.sampling import Plan
 from services.decoder.front.submission import Submission, open_choices, refusal
@@ -175,6 +175,7 @@ class Answer:
             EngineLost: the engine went away, and does not come back.
             RequestEndsEngines: it went away more than once with this request.
             EngineFault: it ended a choice with an error.
+            Overloaded: a choice waited longer than it may.
             ShuttingDown: `interrupt` was called.
             BadRequest, Overloaded: the next life does not take what the first one took.
         """
@@ -249,6 +250,8 @@ class Answer:
         ending = event.finish_reason
         if ending == engine_pb2.FINISH_REASON_ERROR:
             raise EngineFault(f"the engine could not finish this request: {event.error or 'no reason given'}")
+        if ending == engine_pb2.FINISH_REASON_NO_ROOM:
+            raise Overloaded(f"the server is full: {event.error}")
         if ending == engine_pb2.FINISH_REASON_ABORT:
             raise EngineLost("the engine ended this request early; send it again")
         self.tally.cached_tokens += choice.submission.take(event)

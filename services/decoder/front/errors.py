@@ -132,7 +132,7 @@ class NotJson(ApiError):
 
 
 class Overloaded(ApiError):
-    """The queue is full; trying later may help."""
+    """The queue is full, or has kept the request too long; trying later may help."""
 
     status, type, code = 429, "rate_limit_error", "rate_limit_exceeded"
     retry_after_seconds = 1

@@ -1,13 +1,13 @@
-"""attend: decode attention over hot slots, and dense causal attention for prefill.
+"""attend: decode attention over hot slots.
 
 Knows slots and positions, not rows' histories. Softmax and sums are accumulated in float32 by torch.
+Prefill's dense attention is attend_part.py's.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 
@@ -45,48 +45,3 @@ def attend_slots(
         scale=scaling,
     )
     return out.reshape(rows, query_heads, head_dim)
-
-
-def attend_causal(query: Tensor, key: Tensor, value: Tensor, start: int, scaling: float) -> Tensor:
-    """A run of queries over all tokens up to each.
-
-    Args:
-        query: [tokens, query heads, head_dim], of positions start, start + 1, ...
-        key: [start + tokens, kv_heads, head_dim].
-        value: the same shape as `key`.
-        start: position of the first query.
-        scaling: factor on q.k.
-
-    Returns:
-        [tokens, query heads, head_dim].
-    """
-    tokens, heads, head_dim = query.shape
-    if query.is_cuda:
-        # KV heads stand where torch expects a batch, each seen by all its query heads. The kernels that keep
-        # no mask and no scores in memory take this in any dtype; enable_gqa leaves float32 to one that does.
-        per_kv = heads // key.shape[1]
-        shared_key, shared_value = (
-            part.transpose(0, 1).unsqueeze(1).expand(-1, per_kv, -1, -1) for part in (key, value)
-        )
-        out = scaled_dot_product_attention(
-            query.view(tokens, -1, per_kv, head_dim).permute(1, 2, 0, 3),
-            shared_key,
-            shared_value,
-            attn_mask=causal_lower_right(tokens, start + tokens),
-            scale=scaling,
-        )
-        return out.flatten(0, 1).transpose(0, 1)
-    seen = None
-    if start:
-        position = torch.arange(start, start + tokens, device=query.device)
-        seen = torch.arange(start + tokens, device=query.device) <= position.unsqueeze(1)
-    out = scaled_dot_product_attention(
-        query.transpose(0, 1).unsqueeze(0),
-        key.transpose(0, 1).unsqueeze(0),
-        value.transpose(0, 1).unsqueeze(0),
-        attn_mask=seen,
-        is_causal=seen is None,
-        scale=scaling,
-        enable_gqa=True,
-    )
-    return out.squeeze(0).transpose(0, 1)

@@ -21,5 +21,10 @@ def gated_linear(x: Tensor, weight: Tensor) -> Tensor:
         x: [R, K].
         weight: [2F, K], the gate's rows, then the up projection's.
     """
-    gate, up = functional.linear(x, weight).chunk(2, dim=-1)
+    return swiglu(functional.linear(x, weight))
+
+
+def swiglu(both: Tensor) -> Tensor:
+    """`silu(gate) * up`, each factor rounded: [R, 2F], the gate's half first -> [R, F]."""
+    gate, up = both.chunk(2, dim=-1)
     return functional.silu(gate) * up

@@ -1,4 +1,4 @@
-"""What a decode step does to KV, layer by layer, whatever the device.
+"""What a step does to KV, layer by layer, whatever the device: the decode rows', and prefill's at the end.
 
 Two implementations: the twins (twins.py), which are the definition and run anywhere, and the GPU's
 (gpu/step_kernels.py), which agree with them slot for slot. Which one an engine uses is settled once, when it
@@ -10,8 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
+from services.decoder.kernels.attend_part import Part
 from services.decoder.kernels.bounds import BlockBounds
 from services.decoder.kernels.decode_batch import DecodeBatch
 from services.decoder.kernels.lru import LaneTables
@@ -108,3 +110,21 @@ class StepKernels(Protocol):
         Returns:
             [R, query heads, head_dim].
         """
+
+    def fill_bounds(self, bounds: Tensor, key: Tensor, block: Tensor, block_tokens: int) -> None:
+        """Set the bounds of the blocks that a prompt's run touches; bounds.py says the shapes."""
+
+    def write_run(self, key: Tensor, value: Tensor, target: Tensor, pages: Tensor, first: int) -> None:
+        """Write a prompt's run as records into pages; write_run.py says the shapes."""
+
+    def gather_pages(self, source: Tensor, pages: Tensor, out: Tensor) -> None:
+        """Records of some pages in token order, for prefill.
+
+        Args:
+            source: [all pages, groups, page_tokens, record elements].
+            pages: [n] int32, in token order.
+            out: [groups, n * page_tokens, record elements], contiguous; written.
+        """
+
+    def merge_parts(self, first: Part, second: Part, dtype: torch.dtype) -> Part:
+        """Prefill's attention over two parts as one, its `out` in `dtype`."""

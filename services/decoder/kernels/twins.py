@@ -12,12 +12,15 @@ from torch import Tensor
 
 from services.decoder.kernels.append import append, make_records
 from services.decoder.kernels.attend import attend_slots
-from services.decoder.kernels.bounds import BlockBounds, append_bounds
+from services.decoder.kernels.attend_part import Part, merge_parts
+from services.decoder.kernels.bounds import BlockBounds, append_bounds, fill_bounds
 from services.decoder.kernels.counter import Counter
 from services.decoder.kernels.decode_batch import DecodeBatch
+from services.decoder.kernels.gather_pages import gather_pages
 from services.decoder.kernels.resolve import resolve
 from services.decoder.kernels.select import all_blocks, score_blocks, top_blocks
 from services.decoder.kernels.step_kernels import LayerStore, Placement
+from services.decoder.kernels.write_run import write_run
 
 
 class Twins:
@@ -83,3 +86,19 @@ class Twins:
     ) -> Tensor:
         """kernels/attend.py."""
         return attend_slots(query, pool, slots, selected, batch.lane_length, scaling)
+
+    def fill_bounds(self, bounds: Tensor, key: Tensor, block: Tensor, block_tokens: int) -> None:
+        """kernels/bounds.py."""
+        fill_bounds(bounds, key, block, block_tokens)
+
+    def write_run(self, key: Tensor, value: Tensor, target: Tensor, pages: Tensor, first: int) -> None:
+        """kernels/write_run.py."""
+        write_run(key, value, target, pages, first)
+
+    def gather_pages(self, source: Tensor, pages: Tensor, out: Tensor) -> None:
+        """kernels/gather_pages.py."""
+        gather_pages(source, pages, out)
+
+    def merge_parts(self, first: Part, second: Part, dtype: torch.dtype) -> Part:
+        """kernels/attend_part.py."""
+        return merge_parts(first, second, dtype)

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from services.decoder.kernels.decode_batch import DecodeBatch
-from services.decoder.kernels.places import blocks_of
 from services.decoder.kv.row_tables import RowTables
 from services.decoder.kv.shape import KvShape
 
@@ -44,16 +43,18 @@ def decode_batch(
 
 @dataclass(frozen=True, slots=True)
 class PrefillChunk:
-    """A run of one row's prompt: tokens `start` to `end` - 1, starting at a block's edge."""
+    """A run of one row's prompt: tokens `start` to `end` - 1, starting at a block's edge.
+
+    What it holds grows with the chunk; of what came before it has views of the tables only.
+    """
 
     row: int
     start: int
     end: int
-    host_blocks: Tensor  # [groups, blocks] int64, of every block up to the end
-    device_blocks: Tensor  # [groups, blocks] int64
+    arena_pages: Tensor  # [pages up to the end] int32 in host memory, where they lie in the arena
+    host_pages: Tensor  # the same on the device
+    device_pages: Tensor  # [pages up to the end] int32
     bounds_blocks: Tensor  # [blocks the chunk touches] int64
-    host_records: Tensor  # [tokens * groups] int64, where each record goes, token-major
-    device_records: Tensor  # [tokens * groups] int64
 
     @classmethod
     def build(cls, shape: KvShape, tables: RowTables, row: int, start: int, end: int) -> PrefillChunk:
@@ -65,25 +66,16 @@ class PrefillChunk:
         if start % shape.block_tokens:
             raise ValueError(f"a prefill chunk starts at token {start}, inside a block")
         device = tables.host_pages.device
-        blocks = -(-end // shape.block_tokens)
         pages = shape.pages_for(end)
-        host = blocks_of(tables.host_pages[row : row + 1, :pages], shape.groups, shape.blocks_per_page)[0]
-        resident_pages = tables.device_pages[row : row + 1, :pages]
-        resident = blocks_of(resident_pages, shape.groups, shape.blocks_per_page)[0]
-        position = torch.arange(start, end, device=device)
-        block, offset = position // shape.block_tokens, position % shape.block_tokens
-
-        def records(place: Tensor) -> Tensor:
-            return (place[:, block] * shape.block_tokens + offset).t().flatten()
-
-        bounds = blocks_of(resident_pages, 1, shape.blocks_per_page)[0, 0]
+        resident = tables.device_pages[row, :pages]
+        block = torch.arange(start // shape.block_tokens, -(-end // shape.block_tokens), device=device)
+        page = resident.index_select(0, block // shape.blocks_per_page).long()
         return cls(
             row=row,
             start=start,
             end=end,
-            host_blocks=host[:, :blocks],
-            device_blocks=resident[:, :blocks],
-            bounds_blocks=bounds[start // shape.block_tokens : blocks],
-            host_records=records(host),
-            device_records=records(resident),
+            arena_pages=tables.arena_pages(row, pages),
+            host_pages=tables.host_pages[row, :pages],
+            device_pages=resident,
+            bounds_blocks=page * shape.blocks_per_page + block % shape.blocks_per_page,
         )

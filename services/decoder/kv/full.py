@@ -6,20 +6,20 @@ Knows no LRU and no hot buffer: a block's place is its page's place. The arena i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from services.decoder.kernels.append import append
 from services.decoder.kernels.bounds import BlockBounds
 from services.decoder.kernels.counter import Counter
 from services.decoder.kernels.decode_batch import DecodeBatch
 from services.decoder.kernels.places import blocks_of
 from services.decoder.kernels.step_kernels import Placement, StepKernels
 from services.decoder.kv.arena_map import ArenaMap
+from services.decoder.kv.arena_path import ArenaPath
 from services.decoder.kv.batch import PrefillChunk
-from services.decoder.kv.history import gather_history
+from services.decoder.kv.history import KeysValues, Window, window_runs
 from services.decoder.kv.hot_class import Resize
 from services.decoder.kv.residence import SlotCount
 from services.decoder.kv.row_tables import RowTables
@@ -30,12 +30,22 @@ class Full:
     """A Residence in which every chosen block is a hit."""
 
     def __init__(
-        self, kernels: StepKernels, arena: ArenaMap, shape: KvShape, device_pages: int, tables: RowTables
+        self,
+        kernels: StepKernels,
+        arena: ArenaMap,
+        shape: KvShape,
+        device_pages: int,
+        tables: RowTables,
+        path: ArenaPath,
+        window: Window,
     ) -> None:
+        """Allocate `device_pages` pages a layer on the tables' device; prefill writes through by `path`."""
         device = tables.device_pages.device
         self._kernels = kernels
         self._tables = tables
         self._shape = shape
+        self._path = path
+        self._window = window
         self._arena = [arena.kv_blocks(layer) for layer in range(shape.layers)]
         blocks = device_pages * shape.groups * shape.blocks_per_page
         self._pools = [
@@ -49,8 +59,9 @@ class Full:
         shape = self._shape
         opened = (tokens - 1) // shape.block_tokens
         filled = tokens - opened * shape.block_tokens
-        pages = self._tables.device_pages[row : row + 1, : shape.pages_for(tokens)]
-        place = blocks_of(pages, shape.groups, shape.blocks_per_page)[0, :, opened]
+        page, in_page = divmod(opened, shape.blocks_per_page)
+        pages = self._tables.device_pages[row : row + 1, page : page + 1]
+        place = blocks_of(pages, shape.groups, shape.blocks_per_page)[0, :, in_page]
         records = torch.arange(filled, shape.block_tokens, device=place.device)
         records = (place.unsqueeze(1) * shape.block_tokens + records).flatten()
         for pool in self._pools:
@@ -94,21 +105,27 @@ class Full:
         shape = self._shape
         return self._pools[layer].view(-1, shape.block_tokens, 2, shape.heads, shape.head_dim)
 
-    def write(self, layer: int, chunk: PrefillChunk, records: Tensor) -> None:
-        """Prefill writes the device and the arena."""
-        shape = self._shape
-        pool = self._pools[layer].view(-1, shape.record_elements)
-        append(
-            records,
-            pool,
-            chunk.device_records,
-            self._arena[layer].view(-1, shape.record_elements),
-            chunk.host_records,
-        )
+    def begin(self, chunks: Sequence[PrefillChunk]) -> None:
+        """The arena will be written to."""
+        self._path.begin(chunks, reads=False)
 
-    def history(self, layer: int, chunk: PrefillChunk) -> tuple[Tensor, Tensor]:
+    def write(self, layer: int, chunk: PrefillChunk, key: Tensor, value: Tensor) -> None:
+        """Prefill writes the device and the arena."""
+        first_page, first = divmod(chunk.start, self._shape.page_tokens)
+        pages = chunk.device_pages[first_page:]
+        self._kernels.write_run(key, value, self._shape.as_pages(self._pools[layer]), pages, first)
+        self._path.write(layer, chunk, key, value)
+
+    def history(self, layer: int, chunk: PrefillChunk) -> Iterator[KeysValues]:
         """From the device."""
-        return gather_history(self._shape, self._pools[layer], chunk.device_blocks, chunk.start)
+        size = self._shape.page_tokens
+        for start, end in window_runs(chunk.start, self._window.tokens):
+            pages = chunk.device_pages[start // size : -(-end // size)]
+            yield self._window.gather(self._pools[layer], pages, end - start)
+
+    def finish(self) -> None:
+        """The arena has it all."""
+        self._path.finish()
 
     def hot_slots(self) -> SlotCount:
         """There is no hot buffer."""

@@ -5,7 +5,7 @@ Knows no selector and no attention.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
@@ -14,6 +14,7 @@ from services.decoder.kernels.bounds import BlockBounds
 from services.decoder.kernels.decode_batch import DecodeBatch
 from services.decoder.kernels.step_kernels import Placement
 from services.decoder.kv.batch import PrefillChunk
+from services.decoder.kv.history import KeysValues
 from services.decoder.kv.hot_class import Resize
 
 
@@ -64,11 +65,17 @@ class Residence(Protocol):
     def pool(self, layer: int) -> Tensor:
         """[pool slots, block_tokens, 2, heads of a group, head_dim], what placements point into."""
 
-    def write(self, layer: int, chunk: PrefillChunk, records: Tensor) -> None:
-        """Write a prefill chunk's records, `[tokens * groups, record elements]`."""
+    def begin(self, chunks: Sequence[PrefillChunk]) -> None:
+        """A step with these chunks begins: `write` and `history` follow, by layer and in this order."""
 
-    def history(self, layer: int, chunk: PrefillChunk) -> tuple[Tensor, Tensor]:
-        """Keys and values before the chunk, each `[start, kv_heads, head_dim]`."""
+    def write(self, layer: int, chunk: PrefillChunk, key: Tensor, value: Tensor) -> None:
+        """Write a prefill chunk's records from its `[tokens, kv_heads, head_dim]` keys and values."""
+
+    def history(self, layer: int, chunk: PrefillChunk) -> Iterator[KeysValues]:
+        """What came before the chunk, window by window; each is there until the next one is asked for."""
+
+    def finish(self) -> None:
+        """The layers of the step's chunks are done."""
 
     def hot_slots(self) -> SlotCount:
         """Hot slots there are, and how many lanes own."""

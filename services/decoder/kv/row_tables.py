@@ -28,3 +28,7 @@ class RowTables:
         ):
             staged.numpy()[row, run] = pages
             table[row, run].copy_(staged[row, run], non_blocking=True)
+
+    def arena_pages(self, row: int, count: int) -> torch.Tensor:
+        """The first `count` pages of `host_pages[row]`, int32 in host memory, valid until the next `put`."""
+        return self._staged[0, row, :count]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from services.contract.errors import SetupError
 from services.contract.planes import ENTRY_ALIGNMENT, Plane, PlaneLayer
@@ -60,9 +61,18 @@ class KvShape:
         return self.page_tokens // self.block_tokens
 
     @property
+    def page_elements(self) -> int:
+        """Elements of a page in one layer, all groups."""
+        return self.groups * self.page_tokens * self.record_elements
+
+    @property
     def bounds_elements(self) -> int:
         """Elements of a page's block bounds in one layer, all KV heads."""
         return self.blocks_per_page * self.kv_heads * 2 * self.head_dim
+
+    def as_pages(self, layer: Tensor) -> Tensor:
+        """One layer's records, in whole pages: [pages, groups, page_tokens, record elements]."""
+        return layer.view(-1, self.groups, self.page_tokens, self.record_elements)
 
     def pages_for(self, tokens: int) -> int:
         """Pages that hold `tokens` tokens."""

@@ -5,7 +5,7 @@ Knows how the two are kept in step; which blocks are read is the selector's choi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -16,8 +16,9 @@ from services.decoder.kernels.decode_batch import DecodeBatch
 from services.decoder.kernels.places import blocks_of
 from services.decoder.kernels.step_kernels import LayerStore, Placement, StepKernels
 from services.decoder.kv.arena_map import ArenaMap
+from services.decoder.kv.arena_path import ArenaPath
 from services.decoder.kv.batch import PrefillChunk
-from services.decoder.kv.history import gather_history
+from services.decoder.kv.history import KeysValues
 from services.decoder.kv.hot_buffer import HotBuffer
 from services.decoder.kv.hot_class import Resize
 from services.decoder.kv.residence import SlotCount
@@ -27,12 +28,15 @@ from services.decoder.kv.row_tables import RowTables
 class Tiered:
     """The Residence of DESIGN section 3."""
 
-    def __init__(self, kernels: StepKernels, arena: ArenaMap, hot: HotBuffer, tables: RowTables) -> None:
+    def __init__(
+        self, kernels: StepKernels, arena: ArenaMap, hot: HotBuffer, tables: RowTables, path: ArenaPath
+    ) -> None:
         shape = hot.shape
         self.hot = hot
         self._kernels = kernels
         self._shape = shape
         self._tables = tables
+        self._path = path
         device = tables.host_pages.device
         self.counters = torch.zeros(shape.layers, len(Counter), dtype=torch.int64, device=device)
         self._layers = [
@@ -46,8 +50,9 @@ class Tiered:
         opened = (tokens - 1) // shape.block_tokens
         filled = tokens - opened * shape.block_tokens
         self.hot.seat(row, opened)
-        pages = self._tables.host_pages[row : row + 1, : shape.pages_for(tokens)]
-        home = blocks_of(pages, shape.groups, shape.blocks_per_page)[0, :, opened]
+        page, in_page = divmod(opened, shape.blocks_per_page)
+        pages = self._tables.host_pages[row : row + 1, page : page + 1]
+        home = blocks_of(pages, shape.groups, shape.blocks_per_page)[0, :, in_page]
         for store, opened_slots in zip(self._layers, self.hot.open_slots(row), strict=True):
             block = store.arena.index_select(0, home).view(shape.groups, shape.block_tokens, -1)
             block[:, filled:].zero_()  # whatever an earlier owner of the page left there
@@ -86,15 +91,21 @@ class Tiered:
         shape = self._shape
         return self.hot.pools[layer].view(-1, shape.block_tokens, 2, shape.heads, shape.head_dim)
 
-    def write(self, layer: int, chunk: PrefillChunk, records: Tensor) -> None:
-        """Prefill writes the arena only; decode fetches what it chooses."""
-        self._layers[layer].arena.view(-1, self._shape.record_elements).index_copy_(
-            0, chunk.host_records, records
-        )
+    def begin(self, chunks: Sequence[PrefillChunk]) -> None:
+        """History will come from the arena."""
+        self._path.begin(chunks, reads=True)
 
-    def history(self, layer: int, chunk: PrefillChunk) -> tuple[Tensor, Tensor]:
+    def write(self, layer: int, chunk: PrefillChunk, key: Tensor, value: Tensor) -> None:
+        """Prefill writes the arena only; decode fetches what it chooses."""
+        self._path.write(layer, chunk, key, value)
+
+    def history(self, layer: int, chunk: PrefillChunk) -> Iterator[KeysValues]:
         """From the arena."""
-        return gather_history(self._shape, self._layers[layer].arena, chunk.host_blocks, chunk.start)
+        return self._path.windows(layer, chunk)
+
+    def finish(self) -> None:
+        """The arena has it all."""
+        self._path.finish()
 
     def hot_slots(self) -> SlotCount:
         """Of the hot buffer."""

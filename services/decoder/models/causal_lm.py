@@ -16,7 +16,7 @@ from services.decoder.models.weights import load_weights
 
 
 class CausalLM:
-    """transformers' layers around hotset's attention; in decode, where it can be done, the fused ones."""
+    """transformers' layers around hotset's attention; on a GPU, where it can be done, the fused ones."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class CausalLM:
 
     def hidden(self, tokens: list[int], positions: list[int], step: Step) -> Tensor:
         """Run the layers over a packed batch: `[tokens, hidden size]` after the last norm."""
-        return self._walk(
+        return self.decode_hidden(
             torch.tensor(tokens, device=self._device), torch.tensor(positions, device=self._device), step
         )
 
@@ -73,12 +73,12 @@ class CausalLM:
         return self._scaled(self._head(hidden))
 
     def decode_hidden(self, tokens: Tensor, positions: Tensor, step: Step) -> Tensor:
-        """`hidden` for decode rows alone, by device work alone, so that a CUDA graph can hold it.
+        """`hidden` by device work alone, so that a CUDA graph can hold it.
 
         Args:
             tokens: [rows] int32 or int64 ids.
             positions: [rows] int32 or int64, each below the model's most positions.
-            step: one with decode rows and no chunks.
+            step: of these rows.
 
         Returns:
             [rows, hidden size] after the last norm.

@@ -9,6 +9,8 @@
 // Compile-time: KV_HEADS, GROUPS, HEAD_DIM, BLOCK_TOKENS, BLOCKS_PER_PAGE, ELEMENT (0 float32, 1 bfloat16,
 // 2 float16), THREADS.
 
+#include "widest.cuh"
+
 struct AppendParams {
   const char* key;          // [rows, KV_HEADS, HEAD_DIM], rows key_stride bytes apart
   const char* value;        // likewise
@@ -32,20 +34,6 @@ constexpr i32 RECORD = 2 * SIDE;                              // of a record: th
 constexpr i32 ROW = GROUPS * RECORD;
 constexpr i32 PARTS = (ROW + THREADS - 1) / THREADS;          // thread blocks of one row
 static_assert(HEAD * 16 == HEAD_DIM * (ELEMENT == 0 ? 4 : 2), "a head must be whole 16-byte pieces");
-
-__device__ __forceinline__ i32 minus(i32 word) { return word ^ (ELEMENT == 0 ? 0x80000000 : 0x80008000); }
-
-__device__ __forceinline__ i32 larger(i32 a, i32 b) {  // of one float32 or of two halves; NaN stays
-  i32 out;
-  if (ELEMENT == 0) asm("max.NaN.f32 %0, %1, %2;" : "=r"(out) : "r"(a), "r"(b));
-  else if (ELEMENT == 1) asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(out) : "r"(a), "r"(b));
-  else asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(out) : "r"(a), "r"(b));
-  return out;
-}
-
-__device__ __forceinline__ int4 larger(const int4& a, const int4& b) {
-  return int4{larger(a.x, b.x), larger(a.y, b.y), larger(a.z, b.z), larger(a.w, b.w)};
-}
 
 extern "C" __global__ void __launch_bounds__(THREADS) append(const __grid_constant__ AppendParams p) {
   let_next_begin();
@@ -71,7 +59,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) append(const __grid_consta
   if (p.bounds && is_key) {
     const i32 head = group * (SIDE / HEAD) + in_record / HEAD;
     int4* highest = p.bounds + (((i64)device_page * BLOCKS_PER_PAGE + in_page) * KV_HEADS + head) * 2 * HEAD + in_record % HEAD;
-    int4 up = fresh, down = int4{minus(fresh.x), minus(fresh.y), minus(fresh.z), minus(fresh.w)};
+    int4 up = fresh, down = minus(fresh);
     if (offset) up = larger(up, highest[0]), down = larger(down, highest[HEAD]);
     highest[0] = up, highest[HEAD] = down;
     if (offset == BLOCK_TOKENS - 1) {  // the block is full: these are its bounds for good

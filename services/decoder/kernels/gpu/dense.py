@@ -12,6 +12,8 @@ from services.decoder.kernels.dense import TorchDense
 from services.decoder.kernels.gpu.linear import LinearCall, LinearShape
 from services.decoder.kernels.gpu.norm import ELEMENTS, NormCall, NormShape
 from services.decoder.kernels.gpu.rope import RopeCall, RopeShape
+from services.decoder.kernels.gpu.swiglu import SwigluCall, SwigluShape
+from services.decoder.kernels.linear import swiglu
 
 
 def _takes(*tensors: Tensor | None) -> bool:
@@ -35,6 +37,7 @@ class GpuDense:
         self._twin = TorchDense()
         self._norms: dict[NormShape, NormShape] = {}
         self._ropes: dict[RopeShape, RopeShape] = {}
+        self._swiglus: dict[SwigluShape, SwigluShape] = {}
         self._linears: dict[tuple[int, int, int, bool, torch.dtype], LinearShape | None] = {}
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -62,7 +65,7 @@ class GpuDense:
     def gated(self, x: Tensor, weight: Tensor) -> Tensor:
         shape = self._linear_shape(x, weight, None, gated=True)
         if shape is None:
-            return self._twin.gated(x, weight)
+            return self._swiglu(self._twin.linear(x, weight, None))
         out = x.new_empty(x.shape[0], weight.shape[0] // 2)
         LinearCall(x, weight, None, out).launch(shape)
         return out
@@ -88,6 +91,14 @@ class GpuDense:
         call = RopeCall(qkv, cos, sin, position, q_norm, k_norm, query, key, eps)
         call.launch(self._ropes.setdefault(shape, shape))
         return query, key, qkv.view(rows, every, shape.head_dim)[:, heads + kv_heads :]
+
+    def _swiglu(self, both: Tensor) -> Tensor:
+        if both.dim() != 2 or both.shape[1] % 16 or not _takes(both):
+            return swiglu(both)
+        out = both.new_empty(both.shape[0], both.shape[1] // 2)
+        shape = SwigluShape(both.dtype)
+        SwigluCall(both, out).launch(self._swiglus.setdefault(shape, shape))
+        return out
 
     def _norm_shape(self, x: Tensor) -> NormShape:
         shape = NormShape(x.shape[1], x.dtype)

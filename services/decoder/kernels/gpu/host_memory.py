@@ -4,7 +4,8 @@ Knows addresses, not what lies there.
 
 The range is registered chunk by chunk. Kernels see no edges between chunks. The copy engine does: one copy
 (`Tensor.copy_`, `clone`, `cpu` of a contiguous slice) that reaches over an edge fails with "invalid argument"
-(seen with driver 580.159), so whoever reads or writes registered memory does it by kernels.
+(seen with driver 580.159), so whoever reads or writes registered memory does it by kernels, or cuts copies at
+the edges.
 """
 
 from __future__ import annotations
@@ -70,6 +71,18 @@ class RegisteredMemory:
             except BaseException:
                 self.close()
                 raise
+
+
+def copy_async(target: int, source: int, size: int, stream: int) -> None:
+    """Have a copy engine move bytes, in the order of a stream; neither side may reach over an edge.
+
+    Args:
+        target: as the device addresses it.
+        source: likewise.
+        size: bytes.
+        stream: the handle.
+    """
+    check(driver.cuMemcpyAsync(target, source, size, stream))
 
 
 def _register(

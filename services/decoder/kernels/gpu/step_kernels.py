@@ -11,13 +11,18 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from services.decoder.kernels.attend_part import Part
 from services.decoder.kernels.bounds import BlockBounds
 from services.decoder.kernels.decode_batch import DecodeBatch
 from services.decoder.kernels.gpu.append import AppendCall, AppendShape
 from services.decoder.kernels.gpu.attend import AttendCall, AttendShape
+from services.decoder.kernels.gpu.fill_bounds import FillBoundsCall, FillBoundsShape
+from services.decoder.kernels.gpu.gather_pages import GatherPagesCall, GatherPagesShape
 from services.decoder.kernels.gpu.locate import LocateCall, LocateShape
+from services.decoder.kernels.gpu.merge_parts import merged, shape_of
 from services.decoder.kernels.gpu.resolve import ResolveCall, ResolveShape
 from services.decoder.kernels.gpu.select import SelectCall, SelectShape
+from services.decoder.kernels.gpu.write_run import WriteRunCall, WriteRunShape
 from services.decoder.kernels.step_kernels import LayerStore, Placement
 
 _Shape = TypeVar("_Shape")
@@ -193,11 +198,50 @@ class GpuKernels:
         call.launch(shape)
         return call.out
 
+    def fill_bounds(self, bounds: Tensor, key: Tensor, block: Tensor, block_tokens: int) -> None:
+        """kernels/gpu/fill_bounds.cu."""
+        key = _whole_tokens(key)
+        shape = self._same(FillBoundsShape(key.shape[1], key.shape[2], block_tokens, key.dtype))
+        call = FillBoundsCall(bounds, key, block)
+        call.check(shape)
+        call.launch(shape)
+
+    def write_run(self, key: Tensor, value: Tensor, target: Tensor, pages: Tensor, first: int) -> None:
+        """kernels/gpu/write_run.cu."""
+        key, value = _whole_tokens(key), _whole_tokens(value)
+        _, kv_heads, head_dim = key.shape
+        groups, page_tokens = target.shape[1:3]
+        shape = self._same(WriteRunShape(kv_heads, groups, head_dim * key.element_size(), page_tokens))
+        call = WriteRunCall(key, value, target, pages, first)
+        call.check(shape)
+        call.launch(shape)
+
+    def gather_pages(self, source: Tensor, pages: Tensor, out: Tensor) -> None:
+        """kernels/gpu/gather_pages.cu."""
+        group_bytes = source.shape[2] * source.shape[3] * source.element_size()
+        shape = self._same(GatherPagesShape(source.shape[1], group_bytes))
+        call = GatherPagesCall(source, pages, out)
+        call.check(shape)
+        call.launch(shape)
+
+    def merge_parts(self, first: Part, second: Part, dtype: torch.dtype) -> Part:
+        """kernels/gpu/merge_parts.cu."""
+        call = merged(first, second, dtype)
+        shape = self._same(shape_of(call))
+        call.check(shape)
+        call.launch(shape)
+        return call.out
+
     def _same(self, shape: _Shape) -> _Shape:
         """The equal shape seen before, whose kernel is loaded, or this one."""
         known = self._known.setdefault(shape, shape)
         assert isinstance(known, type(shape))
         return known
+
+
+def _whole_tokens(side: Tensor) -> Tensor:
+    """[tokens, heads, head_dim] with a token's heads side by side; transformers lays them apart."""
+    return side if side.stride()[1:] == (side.shape[2], 1) else side.contiguous()
 
 
 def _placement(selected: Tensor) -> Placement:
