@@ -32,7 +32,7 @@
 
 struct ResolveParams {
   const i32* selected;      // [rows * groups, top_k] blocks, -1 = none
-  const i32* open_block;    // [rows] block of each row's newest token
+  const i32* length;        // [rows] tokens, the newest included
   const i32* seats;         // [rows] row of the tables that each row of the batch sits in
   const i32* real_rows;     // [1] rows of the batch that are not padding
   i32* slots;               // out [rows * groups, top_k] pool slots, -1 = none
@@ -50,7 +50,7 @@ struct ResolveParams {
   i32* plan_source;         // out [rows * groups, top_k] block in the arena of each fetch; null = no plan wanted
   i32* plan_target;         // out [rows * groups, top_k] pool slot of each fetch
   i32* plan_count;          // out [rows * groups] fetches
-  i32 top_k, groups, max_blocks, max_parcels, max_pages, blocks_per_page;
+  i32 top_k, groups, max_blocks, max_parcels, max_pages, blocks_per_page, block_tokens;
   i32 copy_threads;  // of a thread block; too many loads in flight thrash the address translation
 };
 
@@ -197,15 +197,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS) resolve(co
   i32* parcel_base = given + p.top_k + 1;
   u32* chosen_bits = (u32*)(parcel_base + p.max_parcels);
 
-  // ---- before the previous kernel has ended: only what no kernel of the step writes
+  // ---- before the previous kernel has ended: only what no kernel of the step writes. All of it has left the caches
+  // since this layer's last step, so what can be loaded at the same time is, needed or not.
   const bool padding = batch_row >= *p.real_rows;
-  const i32 seat = padding ? 0 : p.seats[batch_row];
-  const i32 capacity = padding ? 0 : p.capacity[seat];
+  const i32 seat = p.seats[batch_row];  // of a padding row: one that there is
+  const i32 opened = (p.length[batch_row] - 1) / p.block_tokens;
+  const i32* parcels = p.parcels + (size_t)seat * p.max_parcels;
+  const i32 own_parcel = thread < p.max_parcels ? parcels[thread] : 0;
+  const i32 owned = p.capacity[seat], capacity = padding ? 0 : owned;
   const i32 stretch = ((capacity + CLUSTER - 1) / CLUSTER + 3) & ~3;
   const i32 lane = seat * p.groups + group;
   i32* block_to_slot = p.block_to_slot + (size_t)lane * p.max_blocks;
-  for (i32 i = (rank * THREADS + thread) * 32; i < min(capacity, p.max_blocks); i += CLUSTER * THREADS * 32)
-    bring_near(block_to_slot + i);
+  for (i32 i = (rank * THREADS + thread) * 32; i <= opened; i += CLUSTER * THREADS * 32) bring_near(block_to_slot + i);
   if (thread == 0) {
     listed = 0, lowest = ALL, highest = 0;
     open_place_shared = -1;
@@ -218,7 +221,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS) resolve(co
   for (i32 i = thread; i < HASH_SLOTS; i += THREADS) hash_key[i] = EMPTY, hash_rank[i] = NOWHERE;
   for (i32 i = thread; i < (capacity + 31) / 32; i += THREADS) chosen_bits[i] = 0;
   for (i32 i = thread; i < capacity / PARCEL_SLOTS; i += THREADS)
-    parcel_base[i] = (p.parcels[(size_t)seat * p.max_parcels + i] * p.groups + group) * PARCEL_SLOTS;
+    parcel_base[i] = ((i == thread ? own_parcel : parcels[i]) * p.groups + group) * PARCEL_SLOTS;
   if (SWEEP)
     for (i32 i = thread; i < BUCKETS; i += THREADS) buckets[i] = 0;
   __syncthreads();
@@ -233,7 +236,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS) resolve(co
     const i32 j = (warp * ID_TILES + t) * 32 + lane_id;
     ids[t] = j < p.top_k ? selected[j] : -1;
   }
-  const i32 opened = p.open_block[batch_row];
   if (padding) {  // the whole cluster leaves, nothing is touched
     for (i32 j = rank * THREADS + thread; j < p.top_k; j += CLUSTER * THREADS) out[j] = -1;
     if (rank == 0 && thread == 0) {
