@@ -170,8 +170,8 @@ class ResolveShape:
 class ResolveCall:
     """One layer's launch: everything but the variant. All tensors int32 on the device unless said.
 
-    `seats`, `length`, `real_rows`, `tables.parcels` and `tables.capacity` are read before the kernel ahead has
-    ended: within a step nothing may write them.
+    `seats`, `length`, `real_rows`, `tables.parcels` and `tables.capacity` are read before the kernel ahead
+    has ended: within a step nothing may write them.
     """
 
     tables: LaneTables
