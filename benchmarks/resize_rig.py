@@ -1,4 +1,4 @@
-"""Resizes on a GPU: what it takes when rows of a hot buffer own more or fewer slots from one step to the next.
+"""Resizes on a GPU: what it takes when rows own more or fewer hot slots from one step to the next.
 
 Knows the hot buffer; no model computes. `elastic.py` prints and keeps the figures.
 """
