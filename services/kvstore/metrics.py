@@ -52,12 +52,12 @@ class StoreMetrics(Collector):
             ["method", "status"],
             registry=self.registry,
         )
-        self.integrity_violations = Counter(
-            "hotset_store_integrity_violations",
-            "Times that the books of pages were found to contradict themselves.",
-            registry=self.registry,
-        )
+        self._breaches = 0
         self.registry.register(self)
+
+    def count_breach(self) -> None:
+        """The books were found to contradict themselves."""
+        self._breaches += 1
 
     def publish(self, snapshot: StoreSnapshot) -> None:
         """Let scrapes see `snapshot` from now on."""
@@ -99,6 +99,11 @@ class StoreMetrics(Collector):
 
         happened = now.counters
         for name, text, value in (
+            (
+                "integrity_violations",
+                "Times that the books of pages were found to contradict themselves.",
+                self._breaches,
+            ),
             ("attaches", "Sessions opened or taken up again.", happened.attaches),
             ("pages_allocated", "Pages given to clients.", happened.allocated),
             ("pages_released", "Pages that became free, the ends of sessions included.", now.freed_pages),

@@ -71,7 +71,7 @@ async def serve(settings: KvStoreSettings) -> None:
                 sizes.table(),
                 f"kvstore ready grpc={address} metrics={metrics_server.address} arena={sizes.arena_path}",
             )
-            idle = IdleCheck(store, metrics.integrity_violations.inc)
+            idle = IdleCheck(store, metrics.count_breach)
             beat = asyncio.create_task(_beat(store, metrics, idle))
             try:
                 await _first(stop, beat)

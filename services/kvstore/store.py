@@ -88,14 +88,14 @@ class Store:
             SetupError: not one page of this geometry fits the arena.
         """
         order.check()
-        if self.draining:
+        session_id = session_id_of(order.token)
+        if self.draining and self._sessions.get(session_id) is None:
             raise StateConflict("the store is draining and takes no new session; attach to its successor")
         self.tick()
         if order.kind is ClientKind.MAPPED and self._locks.reap(order.token):
             raise StateConflict(
                 f"nobody holds the lock sessions/{order.token}.lock beside the arena; lock it, then attach"
             )
-        session_id = session_id_of(order.token)
         self._check_identity(order, self._sessions.get(session_id))
         self._make_way(order.client_name, session_id)
         if order.reads_only:

@@ -159,7 +159,7 @@ class KvStore(Process):
         return KvStore(self.directory, self.arena_bytes, listen=self.address, lease=self.lease)
 
     def stats(self) -> store_pb.StoreStats:
-        return self.stub.Stats(store_pb.StoreStatsRequest(), timeout=10)
+        return self.stub.Stats(store_pb.StoreStatsRequest(), timeout=10, wait_for_ready=True)
 
     def clear_away(self) -> None:
         self.channel.close()

@@ -47,15 +47,14 @@ def test_a_found_prefix_gives_the_same_tokens(checkpoint: Path, mode: str, selec
 
     ours = engine(checkpoint, **settings)
     first, again = ask("first", PROMPT), ask("again", PROMPT)
-    ours.generate([first])
-    ours.generate([again])
+    for one in (first, again):
+        ours.generate([one])
     assert (first.cached, again.cached) == (0, 320)
     assert first.generated == again.generated == alone.generated
 
     other, reference = PROMPT[:200] + [5] * 100, ask("reference", PROMPT[:200] + [5] * 100)
     engine(checkpoint, **settings, prefix_cache=False).generate([reference])
-    branch, beside = ask("branch", other), ask("beside", PROMPT)
-    ours.generate([branch, beside])
+    ours.generate([branch := ask("branch", other), beside := ask("beside", PROMPT)])
     assert (branch.cached, beside.cached) == (192, 320)
     assert branch.generated == reference.generated
     assert beside.generated == alone.generated
@@ -105,17 +104,12 @@ def test_an_answer_to_be_replayed_is_found_too(checkpoint: Path, mode: str, samp
         first.sampling = again.sampling = Sampling(temperature=0.9, frequency_penalty=0.3)
     ours.generate([first])
     again.known, again.reported = first.generated[:100], 100
-    steps = 0
-
-    def count(plan: StepPlan) -> None:
-        nonlocal steps
-        steps += 1
-
-    ours.on_plan = count
+    plans: list[StepPlan] = []
+    ours.on_plan = plans.append
     ours.generate([again])
     assert again.generated == first.generated
     assert again.cached == 200
-    assert steps < 150 - (256 - 200) + 5, "tokens were computed that lay in the store"
+    assert len(plans) < 150 - (256 - 200) + 5, "tokens were computed that lay in the store"
     ours.scheduler.check_integrity()
     ours.runner.residence.check_integrity()
 

@@ -113,6 +113,19 @@ def test_tiny_temperatures_are_greedy_and_not_nonsense() -> None:
             assert one(row, sequence(Sampling(temperature=temperature), seed=seed)).token == 1
 
 
+def test_where_no_distribution_is_left_the_greatest_is_taken() -> None:
+    """As the device sampler does: nothing kept, a bias beyond float32's 3.4e38, every token barred."""
+    row, huge = torch.tensor([0.0, 1.0, 3.0, 0.0]), torch.tensor([0.0, 1.0, 2e38, 0.0])
+    for seed in range(20):
+        assert one(row, sequence(Sampling(temperature=1.0, top_p=0.0), seed=seed)).token == 2
+        assert one(row, sequence(Sampling(temperature=1.0, min_p=1.5), seed=seed)).token == 2
+        biased = Sampling(temperature=1.0, logit_bias=((2, 3e38),))
+        assert one(huge, sequence(biased, seed=seed)).token == 2
+        barred = sequence(Sampling(temperature=1.0), seed=seed)
+        barred.min_tokens, barred.stop_ids = 1, frozenset(range(4))
+        assert one(row, barred).token == 0
+
+
 def test_greedy_takes_the_first_of_the_likeliest() -> None:
     row = torch.tensor([1.0, 4.0, -2.0, 4.0])
     assert one(row, sequence(Sampling())).token == 1

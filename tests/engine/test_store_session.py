@@ -6,7 +6,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -15,7 +15,8 @@ from hotset.v1 import kvstore_pb2 as pb
 
 from services.contract.errors import SetupError, Unavailable
 from services.contract.planes import Plane, PlaneLayer
-from services.decoder.engine.host_pages import HostPage
+from services.decoder.engine.host_pages import HostPage, SealOrder
+from services.decoder.engine.store_client import StoreClient
 from services.decoder.engine.store_session import StoreSession
 from tests.engine.processes import Keeper, KvStore, eventually
 
@@ -203,6 +204,43 @@ def test_a_store_that_hangs_answers_late_and_once(store: KvStore) -> None:
         assert len(taken) == 1
         left = patiently(mine, [], 2)
         check_books(store, mine, held[3:] + taken + left)
+
+
+def lost(
+    call: Callable[[StoreClient, pb.MatchRequest], pb.MatchReply],
+) -> Callable[[StoreClient, pb.MatchRequest], pb.MatchReply]:
+    """The call is made and answered, and the answer does not arrive."""
+
+    def made(client: StoreClient, request: pb.MatchRequest) -> pb.MatchReply:
+        call(client, request)
+        raise Unavailable("no answer in time")
+
+    return made
+
+
+def test_what_a_match_pinned_whose_answer_was_lost_comes_back(
+    store: KvStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with session(store.address) as mine:
+        attach(mine)
+        pages = mine.exchange([], 3)
+        assert pages is not None
+        hashes = [bytes([number]) * 16 for number in range(2)]
+        seals = [SealOrder(pages[0], hashes[0], None), SealOrder(pages[1], hashes[1], pages[0])]
+        assert mine.exchange([], 0, seals) == []
+        assert mine.exchange(pages[1:2], 0) == []
+        with monkeypatch.context() as patch:
+            patch.setattr(StoreClient, "match", lost(StoreClient.match))
+            with pytest.raises(Unavailable):
+                mine.match(hashes)
+        assert store.stats().sealed_pages == 2, "the store did what it was asked"
+        patiently(mine, [], 0)
+        now = store.stats()
+        assert (now.sealed_pages, now.cached_pages, now.open_pages) == (1, 1, 1)
+        assert mine.lent == 2
+        assert mine.match(hashes) == pages[:2]
+        assert mine.exchange([pages[0], *pages], 0) == []
+        assert (store.stats().sealed_pages, store.stats().open_pages) == (0, 0)
 
 
 def test_pages_that_nobody_wants_any_more_are_used_next(store: KvStore) -> None:

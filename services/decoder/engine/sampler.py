@@ -71,14 +71,20 @@ def _penalised(logits: Tensor, sequence: Sequence) -> Tensor:
 
 
 def _draw(logits: Tensor, sampling: Sampling, uniform: float) -> int:
-    """Invert the cumulative distribution at `uniform`, likeliest token first; ties in token order."""
+    """Invert the cumulative distribution at `uniform`, likeliest token first; ties in token order.
+
+    Where no distribution is left, because every token is barred or none is kept, the greatest is taken.
+    """
     ordered, token = _ordered(logits, sampling.top_k)
+    if not ordered[0].isfinite():
+        return int(token[0])
     weight = (ordered.double() / sampling.temperature).softmax(0)  # float32 overflows at 1e-38
     kept = torch.ones_like(weight, dtype=torch.bool)
     if sampling.top_p < 1:
         kept &= weight.cumsum(0) - weight < sampling.top_p
     if sampling.min_p > 0:
         kept &= weight >= sampling.min_p * weight[0]
+    kept[0] = True
     mass = weight.masked_fill(~kept, 0).cumsum(0)
     place = int(torch.searchsorted(mass, uniform * mass[-1], right=True))
     return int(token[min(place, int(kept.sum()) - 1)])

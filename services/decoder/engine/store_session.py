@@ -9,16 +9,11 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TypeVar
 
-import grpc
 from hotset.v1 import kvstore_pb2 as pb
-from hotset.v1 import kvstore_pb2_grpc as pb_grpc
 
-from services.contract.channel import CLIENT_OPTIONS
 from services.contract.errors import (
     HotsetError,
     NotFound,
@@ -26,7 +21,6 @@ from services.contract.errors import (
     StaleReference,
     StateConflict,
     Unavailable,
-    from_rpc_error,
 )
 from services.contract.file_lock import FileLock
 from services.contract.layout import LAYOUT_VERSION, ArenaLayout
@@ -34,10 +28,9 @@ from services.contract.planes import Plane, planes_to_wire
 from services.decoder.engine.held_pages import HeldPages
 from services.decoder.engine.host_pages import HostPage, SealOrder
 from services.decoder.engine.page_refs import from_wire, seal_to_wire, to_wire
+from services.decoder.engine.store_client import StoreClient
 
 _log = logging.getLogger(__name__)
-_CALL_SECONDS = 2.0  # a store that hangs holds up a shutdown for three of these
-_T = TypeVar("_T")
 
 
 class StoreSession:
@@ -45,11 +38,9 @@ class StoreSession:
 
     def __init__(self, address: str, client_name: str) -> None:
         """Connect lazily to `address` (host:port or unix:/path); `client_name` is stable over restarts."""
-        self._address = address
         self._name = client_name
         self._token = secrets.token_hex(16)
-        self._channel = grpc.insecure_channel(address, options=CLIENT_OPTIONS)
-        self._store = pb_grpc.KvStoreStub(self._channel)
+        self._store = StoreClient(address)
         self._lock = threading.RLock()
         self._ending = threading.Event()
         self._beating: threading.Thread | None = None
@@ -60,6 +51,7 @@ class StoreSession:
         self._held = HeldPages()
         self._stash: list[HostPage] = []  # taken by an exchange whose answer came late
         self._unanswered: pb.UpdateRequest | None = None
+        self._doubtful = False  # a match went unanswered
         self._sequence = 0
         self._free = 0
 
@@ -69,10 +61,7 @@ class StoreSession:
         Raises:
             SetupError: no store in time.
         """
-        stats = self._patiently(
-            wait_seconds, lambda: self._store.Stats(pb.StoreStatsRequest(), timeout=_CALL_SECONDS)
-        )
-        return Path(stats.arena_path)
+        return Path(self._store.patiently(wait_seconds, self._store.stats, self._ending).arena_path)
 
     def attach(
         self, fingerprint: bytes, page_tokens: int, planes: Iterable[Plane], wait_seconds: float
@@ -108,11 +97,11 @@ class StoreSession:
             session_token=self._token,
         )
         try:
-            self._reply = self._patiently(
-                wait_seconds, lambda: self._store.Attach(self._request, timeout=_CALL_SECONDS)
+            self._reply = self._store.patiently(
+                wait_seconds, lambda: self._store.attach(self._request), self._ending
             )
         except StateConflict as error:
-            raise SetupError(f"kvstore at {self._address} refused: {error}") from error
+            raise SetupError(f"kvstore at {self._store.address} refused: {error}") from error
         reply = self._reply
         if reply.layout_version != LAYOUT_VERSION:
             raise SetupError(
@@ -163,7 +152,10 @@ class StoreSession:
             session, epoch = self._reply.session_id, self._reply.epoch
             request = pb.MatchRequest(session_id=session, epoch=epoch, page_hashes=page_hashes)
             try:
-                reply = self._call(lambda: self._store.Match(request, timeout=_CALL_SECONDS))
+                reply = self._store.match(request)
+            except Unavailable:
+                self._doubtful = True
+                raise
             except (StaleReference, NotFound):
                 self._take_up_again()
                 raise Unavailable("kvstore was restarted; the session has been taken up again") from None
@@ -212,20 +204,22 @@ class StoreSession:
             if self._reply.session_id:
                 request = pb.DetachRequest(session_id=self._reply.session_id, epoch=self._reply.epoch)
                 try:
-                    self._call(lambda: self._store.Detach(request, timeout=_CALL_SECONDS))
+                    self._store.detach(request)
                 except HotsetError as error:
                     _log.warning("detach_failed error=%s", error)
             if self._seat is not None:
                 self._seat.release()
-        self._channel.close()
+        self._store.close()
 
     def _settle(self) -> None:
         """Get the answer to the last update, sending it again if it never came."""
+        if self._doubtful:
+            self._take_up_again()  # which tells the store what we hold, so that it drops what else it pinned
         request = self._unanswered
         if request is None:
             return
         try:
-            reply = self._call(lambda: self._store.Update(request, timeout=_CALL_SECONDS))
+            reply = self._store.update(request)
         except (StaleReference, NotFound):
             self._take_up_again()
             raise Unavailable("kvstore was restarted; the session has been taken up again") from None
@@ -244,16 +238,16 @@ class StoreSession:
         while not self._ending.wait(self._reply.lease_ms / 3000):
             with self._lock:
                 try:
-                    self._call(self._heartbeat)
+                    self._heartbeat()
                 except Unavailable as error:
-                    _log.warning("store_unreachable address=%s error=%s", self._address, error)
+                    _log.warning("store_unreachable address=%s error=%s", self._store.address, error)
                 except HotsetError as error:
                     _log.warning("session_lost error=%s", error)
                     self._reattach_quietly()
 
     def _heartbeat(self) -> None:
         request = pb.HeartbeatRequest(session_id=self._reply.session_id, epoch=self._reply.epoch)
-        self._store.Heartbeat(request, timeout=_CALL_SECONDS)
+        self._store.heartbeat(request)
 
     def _reattach_quietly(self) -> None:
         try:
@@ -271,7 +265,7 @@ class StoreSession:
         self._request.ClearField("held_pages")
         self._request.held_pages.extend(map(to_wire, self._held.references()))
         try:
-            reply = self._call(lambda: self._store.Attach(self._request, timeout=_CALL_SECONDS))
+            reply = self._store.attach(self._request)
         except StateConflict as error:
             raise SetupError(f"kvstore came back without this engine's pages: {error}") from error
         if Path(reply.arena_path).stat().st_ino != self._inode:
@@ -279,27 +273,6 @@ class StoreSession:
         self._reply = reply
         self._sequence = 0
         self._unanswered = None
+        self._doubtful = False
         self._held.only_sealed(map(from_wire, reply.sealed_pages))
         _log.info("session_taken_up epoch=%d pages=%d", reply.epoch, self.held)
-
-    def _patiently(self, seconds: float, call: Callable[[], _T]) -> _T:
-        """Repeat a call while the store cannot be reached, up to `seconds`."""
-        deadline = time.monotonic() + seconds
-        while True:
-            try:
-                return self._call(call)
-            except Unavailable as error:
-                if time.monotonic() > deadline:
-                    raise SetupError(
-                        f"no kvstore at {self._address} ({error}); start `python -m services.kvstore` first, "
-                        "or say where it is with --kvstore"
-                    ) from error
-                if self._ending.wait(0.2):
-                    raise
-
-    @staticmethod
-    def _call(call: Callable[[], _T]) -> _T:
-        try:
-            return call()
-        except grpc.RpcError as error:
-            raise from_rpc_error(error) from error

@@ -1,0 +1,87 @@
+"""kvstore's calls as the engine makes them: a time-out on each, errors of the tree, patience at the start.
+
+Knows the wire; no session and no page.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import grpc
+from hotset.v1 import kvstore_pb2 as pb
+from hotset.v1 import kvstore_pb2_grpc as pb_grpc
+
+from services.contract.channel import CLIENT_OPTIONS
+from services.contract.errors import SetupError, Unavailable, from_rpc_error
+
+_CALL_SECONDS = 2.0  # a store that hangs holds up a shutdown for three of these
+_PAUSE_SECONDS = 0.2  # between tries
+_T = TypeVar("_T")
+
+
+class StoreClient:
+    """Every call raises what the store raised, or Unavailable where it is out of reach."""
+
+    def __init__(self, address: str) -> None:
+        """Connect lazily to `address`, host:port or unix:/path."""
+        self.address = address
+        self._channel = grpc.insecure_channel(address, options=CLIENT_OPTIONS)
+        self._store = pb_grpc.KvStoreStub(self._channel)
+
+    def stats(self) -> pb.StoreStats:
+        """What the store holds."""
+        return _told(lambda: self._store.Stats(pb.StoreStatsRequest(), timeout=_CALL_SECONDS))
+
+    def attach(self, request: pb.AttachRequest) -> pb.AttachReply:
+        """Open a session or take one up again."""
+        return _told(lambda: self._store.Attach(request, timeout=_CALL_SECONDS))
+
+    def match(self, request: pb.MatchRequest) -> pb.MatchReply:
+        """Pin pages."""
+        return _told(lambda: self._store.Match(request, timeout=_CALL_SECONDS))
+
+    def update(self, request: pb.UpdateRequest) -> pb.UpdateReply:
+        """A step's changes."""
+        return _told(lambda: self._store.Update(request, timeout=_CALL_SECONDS))
+
+    def heartbeat(self, request: pb.HeartbeatRequest) -> pb.HeartbeatReply:
+        """Renew the lease."""
+        return _told(lambda: self._store.Heartbeat(request, timeout=_CALL_SECONDS))
+
+    def detach(self, request: pb.DetachRequest) -> pb.DetachReply:
+        """End a session."""
+        return _told(lambda: self._store.Detach(request, timeout=_CALL_SECONDS))
+
+    def patiently(self, seconds: float, call: Callable[[], _T], called_off: threading.Event) -> _T:
+        """Repeat a call while the store cannot be reached, up to `seconds`.
+
+        Raises:
+            SetupError: no answer in time; it says what to do.
+            Unavailable: called off.
+        """
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                return call()
+            except Unavailable as error:
+                if time.monotonic() > deadline:
+                    raise SetupError(
+                        f"no kvstore at {self.address} ({error}); start `python -m services.kvstore` first, "
+                        "or say where it is with --kvstore"
+                    ) from error
+                if called_off.wait(_PAUSE_SECONDS):
+                    raise
+
+    def close(self) -> None:
+        """Hang up."""
+        self._channel.close()
+
+
+def _told(call: Callable[[], _T]) -> _T:
+    try:
+        return call()
+    except grpc.RpcError as error:
+        raise from_rpc_error(error) from error
