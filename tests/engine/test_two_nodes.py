@@ -19,7 +19,7 @@ from services.decoder.engine.sequence import Sampling, Sequence
 from services.decoder.settings import DecoderSettings
 from tests.decoder import checkpoints
 from tests.engine.processes import Engine, Keeper, KvStore, eventually
-from tests.engine.two_hosts import Host, two_hosts
+from tests.two_hosts import Host, two_hosts
 
 FLAGS: dict[str, object] = {
     "dtype": "float32",

@@ -38,6 +38,7 @@ UCX = {
     "ucx-shm": ("--ucx-tls=sm,self", "--ucx-lanes=shm"),
     "ucx-tcp": ("--ucx-tls=tcp,self", "--ucx-lanes=tcp"),
 }
+LANES = {"tcp": "tcp/127", "ucx-shm": ("sysv/", "posix/"), "ucx-tcp": "tcp/lo"}
 PAGES = 12
 # Two planes, layers that differ, one that keeps nothing; 6 MiB hold 23 pages.
 HEADER = FileHeader(
@@ -152,6 +153,11 @@ def test_a_prefix_is_pulled_byte_for_byte(
     assert pair.b.metric("hotset_store_pulls_failed_total") == 0
     if transport != "mapped":
         assert pair.a.metric("hotset_store_pages_served_total") == PAGES
+        lanes = [
+            dict(labels)["lane"] for name, labels in pair.b.metrics() if name == "hotset_store_data_lanes"
+        ]
+        assert lanes
+        assert all(lane.startswith(LANES[transport]) for lane in lanes)
         assert pair.a.metric("hotset_store_data_bytes_total", role="served", direction="sent") > 10**6
     for client in (pair.at_b, pair.at_a):
         client.detach()

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,6 +20,7 @@ from services.contract.transport.ucx_requester import UcxRequester
 from services.contract.transport.ucx_responder import UcxResponder
 from services.contract.transport.ucx_worker import UcxOptions
 from tests.contract.transport.slices import CREDENTIALS, Slices
+from tests.two_hosts import Host
 
 ROOT = Path(__file__).resolve().parents[3]
 OPTIONS = {
@@ -30,15 +32,22 @@ OPTIONS = {
 REMOTE = tuple(OPTIONS)
 
 
+def environment() -> dict[str, str]:
+    """For a process that imports this tree."""
+    return {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'proto'}"}
+
+
 class Peer:
     """Use as a context manager, which ends the process."""
 
-    def __init__(self, transport: str, *, stall: float = 10.0, listen: str = "127.0.0.1:0") -> None:
+    def __init__(self, transport: str, *, stall: float = 10.0, host: Host | None = None) -> None:
+        """On this host, or in another namespace, where it listens on the cable."""
         self.transport = transport
-        command = [sys.executable, "-m", "tests.contract.transport.peer", transport, str(stall), listen]
-        environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'proto'}"}
+        listen, device = (f"{host.address}:0", host.device) if host else ("127.0.0.1:0", "lo")
+        command = [*(host.before if host else ()), sys.executable, "-m", "tests.contract.transport.peer"]
+        command += [transport, str(stall), listen, device]
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment()
         )
         self.address = bytes.fromhex(self._line())
 
@@ -88,18 +97,25 @@ def connect(
     counters: TransportCounters | None = None,
     credentials: Credentials = CREDENTIALS,
     seconds: float = 10.0,
+    device: str = "lo",
 ) -> Requester:
     counts = counters or TransportCounters()
-    options = OPTIONS[transport]
+    options = options_of(transport, device)
     if options is None:
         return TcpRequester(address, credentials, counts, seconds)
     return UcxRequester(address, credentials, counts, seconds, options)
 
 
-def main() -> None:
-    transport, stall, listen = sys.argv[1:]
-    counters, service = TransportCounters(), Slices()
+def options_of(transport: str, device: str) -> UcxOptions | None:
+    """How UCX is to be set up to listen on `device`; None where it is not UCX."""
     options = OPTIONS[transport]
+    return None if options is None else replace(options, devices=device)
+
+
+def main() -> None:
+    transport, stall, listen, device = sys.argv[1:]
+    counters, service = TransportCounters(), Slices()
+    options = options_of(transport, device)
     responder: TcpResponder | UcxResponder
     if options is None:
         responder = TcpResponder(listen.encode(), service, counters, float(stall))
