@@ -38,7 +38,7 @@ UCX = {
     "ucx-shm": ("--ucx-tls=sm,self", "--ucx-lanes=shm"),
     "ucx-tcp": ("--ucx-tls=tcp,self", "--ucx-lanes=tcp"),
 }
-LANES = {"tcp": "tcp/127", "ucx-shm": ("sysv/", "posix/"), "ucx-tcp": "tcp/lo"}
+LANES = {"tcp": ("tcp/127",), "ucx-shm": ("sysv/", "posix/"), "ucx-tcp": ("tcp/lo",)}
 PAGES = 12
 # Two planes, layers that differ, one that keeps nothing; 6 MiB hold 23 pages.
 HEADER = FileHeader(

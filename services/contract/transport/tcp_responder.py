@@ -139,6 +139,9 @@ class TcpResponder:
         except TransportFault as error:
             _log.warning("peer_refused fault=%s error=%s", error.fault.value, error)
             self._drop(peer)
+        except Exception:  # noqa: BLE001  # a fault of ours costs this peer its connection, not all of theirs
+            _log.exception("peer_failed")
+            self._drop(peer)
 
     def _begin(self, peer: _Peer) -> bool:
         """Answer the first request in the inbox; whether all of one had come."""

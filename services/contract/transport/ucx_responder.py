@@ -28,6 +28,7 @@ from services.contract.transport.ucx_worker import UcxOptions, UcxWorker
 
 _log = logging.getLogger(__name__)
 _SWEEP_SECONDS = 1.0
+_PAUSE_SECONDS = 0.05
 _START_SECONDS = 30.0
 _LONGEST = FRAME_BYTES + MAX_REQUEST_BYTES
 _MOST_UNDER_WAY = 4 * IN_FLIGHT
@@ -99,7 +100,11 @@ class UcxResponder:
         self._started.set()
         swept = time.monotonic()
         while not self._closing:
-            self._worker.run(self._turn, time.monotonic() + _SWEEP_SECONDS)
+            try:
+                self._worker.run(self._turn, time.monotonic() + _SWEEP_SECONDS)
+            except Exception:  # noqa: BLE001  # a fault of ours costs one message its answer, not all of theirs
+                _log.exception("message_failed")
+                time.sleep(_PAUSE_SECONDS)
             if time.monotonic() - swept >= _SWEEP_SECONDS:
                 swept = time.monotonic()
                 self._sweep(swept)
