@@ -10,6 +10,7 @@ Knows nothing of HTTP; the front has its own mapping to OpenAI's error JSON.
     +-- NoRoom                   RESOURCE_EXHAUSTED   full; trying later may help
     +-- Unavailable              UNAVAILABLE          the peer is starting, gone or unreachable
     +-- SetupError               FAILED_PRECONDITION  the machine or the settings do not allow it
+        +-- Unauthenticated      UNAUTHENTICATED      the other service does not know this one
 """
 
 from __future__ import annotations
@@ -65,12 +66,27 @@ class SetupError(HotsetError):
     status = grpc.StatusCode.FAILED_PRECONDITION
 
 
+class Unauthenticated(SetupError):
+    """The token is missing or wrong."""
+
+    status = grpc.StatusCode.UNAUTHENTICATED
+
+
 ERROR_KIND_KEY = "hotset-error"
 """Trailing metadata that names the class raised, because several share a status."""
 
 _BY_NAME: Mapping[str, type[HotsetError]] = {
     kind.__name__: kind
-    for kind in (InvalidRequest, StateConflict, StaleReference, NotFound, NoRoom, Unavailable, SetupError)
+    for kind in (
+        InvalidRequest,
+        StateConflict,
+        StaleReference,
+        NotFound,
+        NoRoom,
+        Unavailable,
+        SetupError,
+        Unauthenticated,
+    )
 }
 
 _BY_STATUS: Mapping[grpc.StatusCode, type[HotsetError]] = {

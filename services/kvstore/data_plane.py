@@ -19,6 +19,7 @@ from services.contract.transport.tcp_responder import TcpResponder
 from services.contract.transport.ucx_requester import UcxRequester
 from services.contract.transport.ucx_responder import UcxResponder
 from services.contract.transport.ucx_worker import UcxOptions
+from services.contract.wire_security import WireSecurity
 from services.kvstore.mapped_source import MappedSource
 from services.kvstore.page_fetch import Face, PageFetcher
 from services.kvstore.page_source import PageSource
@@ -43,7 +44,7 @@ class DataFigures(NamedTuple):
 class DataPlane:
     """Make it in a running event loop, whose thread it then belongs to."""
 
-    def __init__(self, settings: KvStoreSettings, parts: StoreParts) -> None:
+    def __init__(self, settings: KvStoreSettings, parts: StoreParts, security: WireSecurity) -> None:
         """Answer and ask as the settings say.
 
         Raises:
@@ -67,7 +68,7 @@ class DataPlane:
             if self.transport == "off":
                 raise SetupError("--peers needs a --data-transport: tcp, ucx, or mapped on one node")
             name = f"store-{secrets.token_hex(4)}"
-            links = [PeerLink(address, name) for address in settings.peer_addresses]
+            links = [PeerLink(address, name, security) for address in settings.peer_addresses]
             self._peers = Peers(parts, links, self.transport, self._fetcher, settings.pull_seconds)
 
     @property

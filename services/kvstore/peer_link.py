@@ -15,11 +15,11 @@ import grpc
 from hotset.v1 import kvstore_pb2 as pb
 from hotset.v1 import kvstore_pb2_grpc as rpc
 
-from services.contract.channel import CLIENT_OPTIONS
 from services.contract.errors import NotFound, StaleReference, StateConflict, from_rpc_error
 from services.contract.file_header import FileHeader
 from services.contract.planes import planes_to_wire
 from services.contract.transport.frame import Credentials
+from services.contract.wire_security import WireSecurity
 from services.kvstore.page_fetch import Face
 from services.kvstore.page_refs import PageRefs
 
@@ -29,12 +29,13 @@ _T = TypeVar("_T")
 class PeerLink:
     """Of one event loop."""
 
-    def __init__(self, address: str, client_name: str) -> None:
+    def __init__(self, address: str, client_name: str, security: WireSecurity) -> None:
         """Connect lazily to the peer's gRPC address; `client_name` is this store's, at this peer."""
         self.address = address
         self._name = client_name
         self._token = secrets.token_hex(16)
-        self._channel = grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
+        self._channel = security.aio_channel(address)
+        self._said = security.metadata
         self._store = rpc.KvStoreStub(self._channel)
         self._header: FileHeader | None = None
         self._session: pb.AttachReply | None = None
@@ -59,6 +60,7 @@ class PeerLink:
                             local_only=True,
                         ),
                         timeout=seconds,
+                        metadata=self._said,
                     )
                 )
             except (NotFound, StaleReference):  # the lease has ended, or the peer was restarted
@@ -107,7 +109,7 @@ class PeerLink:
             for ref in refs:
                 request.releases.add(page=ref.page, generation=ref.generation)
             try:
-                await self._call(self._store.Update(request, timeout=seconds))
+                await self._call(self._store.Update(request, timeout=seconds, metadata=self._said))
             except Exception:
                 if session is self._session:
                     self._session = None
@@ -136,6 +138,7 @@ class PeerLink:
                     reads_only=True,
                 ),
                 timeout=seconds,
+                metadata=self._said,
             )
         )
         self._header, self._sequence = header, 0

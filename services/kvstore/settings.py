@@ -56,6 +56,10 @@ class KvStoreSettings(ServiceSettings):
     ucx_lanes: Literal["any", "shm", "rdma", "tcp"] = Field(
         "any", description="lanes that UCX must use; a connection over others is refused"
     )
+    wire_dir: Path | None = Field(
+        None,
+        description="directory with the token and certificates of gRPC between services (docs/transport.md)",
+    )
     peers: str = Field(
         "",
         description="gRPC addresses of other stores to fetch prefixes from, host:port, with commas between",
