@@ -37,7 +37,7 @@ from services.decoder.models.bundled.directory import default_model
 
 _PAGE_TOKENS = 64
 _ANSWER_TOKENS = 160
-_BOUNDS_SHARE = 2 / 16  # bytes of Quest's bounds beside those of the records
+_BOUNDS_SHARE = 1 / 16  # bytes of Quest's bounds beside those of the records, at 16 tokens a block
 _VOCABULARY = 30_000  # ids that every tokenizer has
 
 

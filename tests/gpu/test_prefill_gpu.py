@@ -1,232 +1,23 @@
-"""Prefill on a GPU: what streams from the arena is what was written, in the right order, in bounded memory.
-
-Ordering tests delay one stream by 50 ms or more. Each runs twice: once as it is, and once with every wait of
-one stream for another left out, where it must see wrong bytes - or it would prove nothing.
-"""
+"""Prefill on a GPU: tiered computes the bits of full, in bounded memory, and stops nobody who decodes."""
 
 from __future__ import annotations
 
-import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 from benchmarks.synthetic import synthetic_config, synthetic_spec
-from services.contract.layout import ArenaLayout
 from services.decoder.engine.assembly import dense_ops
 from services.decoder.engine.offline import OfflineEngine
 from services.decoder.engine.sequence import Sampling, Sequence
-from services.decoder.kernels.append import make_records
-from services.decoder.kernels.gpu.step_kernels import GpuKernels
-from services.decoder.kv.arena_map import ArenaMap
-from services.decoder.kv.batch import PrefillChunk
-from services.decoder.kv.row_tables import RowTables
-from services.decoder.kv.shape import KvShape
-from services.decoder.kv.streamed_path import StreamedPath
 from services.decoder.models.causal_lm import CausalLM
 from services.decoder.models.weights import random_weights
 from services.decoder.settings import DecoderSettings
+from tests.gpu.streamed_rig import CUDA, sleep
 
 pytestmark = pytest.mark.gpu
-
-CUDA = torch.device("cuda:0")
-CPU = torch.device("cpu")
-SHAPE = KvShape(
-    layers=3, kv_heads=4, head_dim=64, groups=4, block_tokens=16, page_tokens=64, dtype=torch.bfloat16
-)
-WINDOW = 256  # tokens
-PAGES = 50
-LONG = 100_000_000  # clock cycles, some 50 ms
-
-
-def sleep() -> None:
-    torch.cuda._sleep(LONG)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-
-
-@pytest.fixture
-def shm() -> Iterator[Path]:
-    """Only a file on a tmpfs can be registered."""
-    with tempfile.TemporaryDirectory(prefix="hotset-test-", dir="/dev/shm") as directory:
-        yield Path(directory)
-
-
-class Rig:
-    """An arena, one row of it, and the path; `on_host` is the arena as the CPU sees it."""
-
-    def __init__(self, path: Path, edge_bytes: int = 2**33) -> None:
-        planes = SHAPE.planes(with_bounds=False)
-        self.layout = ArenaLayout.fit(
-            2**21 + PAGES * sum(plane.page_bytes for plane in planes), SHAPE.page_tokens, planes
-        )
-        path.write_bytes(b"\xff" * self.layout.arena_bytes)
-        self.arena = ArenaMap(path, self.layout, SHAPE, CUDA)
-        self.on_host = ArenaMap(path, self.layout, SHAPE, CPU)
-        self.tables = RowTables(2, PAGES, CUDA)
-        pages = torch.randperm(self.layout.page_count, generator=torch.Generator().manual_seed(1))[:30]
-        pages[4:8] = pages[4:8].sort().values
-        self.tables.put(1, 0, pages.tolist(), [0] * 30)
-        kernels = GpuKernels(1, SHAPE.kv_heads, CUDA)
-        self.path = StreamedPath(kernels, self.arena, SHAPE, WINDOW, CUDA, reads=True, edge_bytes=edge_bytes)
-        torch.cuda.synchronize()
-
-    def chunk(self, start: int, end: int) -> PrefillChunk:
-        return PrefillChunk.build(SHAPE, self.tables, 1, start, end)
-
-    def step(
-        self, key: Tensor, value: Tensor, start: int, end: int, before: Callable[[], None] = lambda: None
-    ) -> list[tuple[Tensor, Tensor]]:
-        """A chunk through all layers, whose records differ by a factor; what each layer read before it."""
-        chunk = self.chunk(start, end)
-        run = slice(start, end)
-        self.path.begin([chunk], reads=True)
-        before()
-        read = []
-        for layer in range(SHAPE.layers):
-            self.path.write(layer, chunk, key[run] * (layer + 1), value[run] * (layer + 1))
-            windows = [(w.key.clone(), w.value.clone()) for w in self.path.windows(layer, chunk)]
-            if windows:
-                read.append((torch.cat([w[0] for w in windows]), torch.cat([w[1] for w in windows])))
-        self.path.finish()
-        return read
-
-    def stored(self, tokens: int) -> list[Tensor]:
-        """[tokens, groups, record] of each layer, read by the CPU, now."""
-        pages = self.tables.arena_pages(1, SHAPE.pages_for(tokens)).long()
-        return [
-            self.on_host.kv_blocks(layer)
-            .view(-1, SHAPE.groups, SHAPE.page_tokens, SHAPE.record_elements)[pages]
-            .transpose(1, 2)
-            .flatten(0, 1)[:tokens]
-            .clone()
-            for layer in range(SHAPE.layers)
-        ]
-
-
-def made(tokens: int) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator(device=CUDA).manual_seed(tokens)
-    both = torch.randn(2, tokens, SHAPE.kv_heads, SHAPE.head_dim, device=CUDA, generator=generator)
-    return both[0].bfloat16(), both[1].bfloat16()
-
-
-def is_right(read: list[tuple[Tensor, Tensor]], key: Tensor, value: Tensor) -> bool:
-    """Whether every layer has read all of `key` and `value`."""
-    return len(read) == SHAPE.layers and all(
-        torch.equal(got[0], key * (layer + 1)) and torch.equal(got[1], value * (layer + 1))
-        for layer, got in enumerate(read)
-    )
-
-
-@contextmanager
-def deaf(active: bool) -> Iterator[None]:
-    """No stream waits for another."""
-    kept = torch.cuda.Stream.wait_event
-    if active:
-        torch.cuda.Stream.wait_event = lambda self, event: None  # type: ignore[method-assign]  # the fault
-    try:
-        yield
-    finally:
-        torch.cuda.Stream.wait_event = kept  # type: ignore[method-assign]  # back again
-        torch.cuda.synchronize()
-
-
-@pytest.mark.parametrize("edge_bytes", [2**33, 10_000])
-def test_windows_are_what_was_written(shm: Path, edge_bytes: int) -> None:
-    """In chunks that end inside pages and windows, the second time over the first one's leavings."""
-    rig = Rig(shm / "arena", edge_bytes)
-    for tokens in (1300, 1100):
-        key, value = made(tokens)
-        for start, end in pairwise([0, 16, 64, 400, 768, 1024, tokens]):
-            read = rig.step(key, value, start, end)
-            torch.cuda.current_stream().synchronize()
-            assert is_right(read, key[:start], value[:start]) or start == 0
-            for layer, records in enumerate(rig.stored(end)):
-                expected = make_records(key[:end] * (layer + 1), value[:end] * (layer + 1), SHAPE.groups)
-                assert torch.equal(records, expected.cpu().view(end, SHAPE.groups, -1))
-    untouched = rig.on_host.kv_blocks(1).view(rig.layout.page_count, -1).view(torch.int16)
-    written = {int(page) for page in rig.tables.arena_pages(1, 21)}
-    assert all((untouched[page] == -1).all() for page in set(range(rig.layout.page_count)) - written)
-
-
-@pytest.mark.parametrize("ignored", [False, True], ids=["obeyed", "ignored"])
-@pytest.mark.parametrize("late", ["computing", "writer"])
-def test_a_window_waits_for_the_writes_of_earlier_steps(shm: Path, late: str, ignored: bool) -> None:
-    rig = Rig(shm / "arena")
-    key, value = made(1000)
-    with deaf(ignored):
-        with torch.cuda.stream(rig.path.writer if late == "writer" else torch.cuda.current_stream()):
-            sleep()
-        rig.step(key, value, 0, 960)
-        read = rig.step(key, value, 960, 1000)
-    assert is_right(read, key[:960], value[:960]) != ignored
-
-
-@pytest.mark.parametrize("ignored", [False, True], ids=["obeyed", "ignored"])
-@pytest.mark.parametrize("late", ["computing", "reader"])
-def test_a_window_is_filled_before_and_refilled_after_it_is_read(shm: Path, late: str, ignored: bool) -> None:
-    rig = Rig(shm / "arena")
-    key, value = made(1000)
-    rig.step(key, value, 0, 960)
-    torch.cuda.synchronize()
-    with torch.cuda.stream(rig.path.reader):
-        if late == "reader":
-            sleep()
-    with deaf(ignored):
-        read = rig.step(key, value, 960, 1000, before=sleep if late == "computing" else lambda: None)
-    assert is_right(read, key[:960], value[:960]) != ignored
-
-
-@pytest.mark.parametrize("ignored", [False, True], ids=["obeyed", "ignored"])
-def test_what_is_staged_stays_until_it_was_copied(shm: Path, ignored: bool) -> None:
-    rig = Rig(shm / "arena")
-    key, value = made(960)
-    with torch.cuda.stream(rig.path.writer):
-        sleep()
-    with deaf(ignored):
-        rig.step(key, value, 0, 960)
-    expected = [make_records(key * n, value * n, SHAPE.groups).cpu() for n in (1, 2, 3)]
-    right = all(
-        torch.equal(got, want.view(960, SHAPE.groups, -1))
-        for got, want in zip(rig.stored(960), expected, strict=True)
-    )
-    assert right != ignored
-
-
-@pytest.mark.parametrize("ignored", [False, True], ids=["obeyed", "ignored"])
-@pytest.mark.parametrize("late", ["reader", "writer"])
-def test_when_a_step_is_done_no_copy_touches_its_pages(shm: Path, late: str, ignored: bool) -> None:
-    """The CPU reads them at once, and gives them to somebody who overwrites them."""
-    rig = Rig(shm / "arena")
-    key, value = made(1000)
-    rig.step(key, value, 0, 960)
-    torch.cuda.synchronize()
-    with torch.cuda.stream(rig.path.reader if late == "reader" else rig.path.writer):
-        sleep()
-    with deaf(ignored):
-        read = rig.step(key, value, 960, 1000)
-        torch.cuda.current_stream().synchronize()
-        stored = rig.stored(1000)[2]
-        for layer in range(SHAPE.layers):
-            rig.on_host.kv_blocks(layer).zero_()
-    expected = make_records(key * 3, value * 3, SHAPE.groups).view(1000, SHAPE.groups, -1).cpu()
-    right = torch.equal(stored, expected) and is_right(read, key[:960], value[:960])
-    assert right != ignored
-
-
-def test_windows_out_of_order_are_refused(shm: Path) -> None:
-    rig = Rig(shm / "arena")
-    chunk = rig.chunk(512, 600)
-    rig.path.begin([chunk], reads=True)
-    with pytest.raises(RuntimeError, match="layer 1 asks for"):
-        next(rig.path.windows(1, chunk))
-    rig.path.begin([chunk], reads=True)  # and the next step begins anew
-    next(rig.path.windows(0, chunk))
-    torch.cuda.synchronize()
 
 
 def model_of(dtype: torch.dtype, layers: int, positions: int) -> CausalLM:

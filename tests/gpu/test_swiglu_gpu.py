@@ -19,8 +19,9 @@ def test_kernel_equals_twin(rows: int, size: int, dtype: torch.dtype) -> None:
     both[0, :4] = torch.tensor([80.0, -80.0, 0.0, -0.0])
     out = both.new_full((rows + 2, size), 7.0)
     SwigluCall(both, out[1:-1]).launch(SwigluShape(dtype))
-    tolerance = 2**-7 if dtype == torch.bfloat16 else 2**-10  # a unit of the last place, now and then
-    torch.testing.assert_close(out[1:-1], swiglu(both), rtol=tolerance, atol=1e-6)
+    # Either factor's rounding may fall to the other side: two units of the last place, now and then.
+    tolerance = 2**-6 if dtype == torch.bfloat16 else 2**-9
+    torch.testing.assert_close(out[1:-1], swiglu(both), rtol=tolerance, atol=4e-6)
     assert bool((out[0] == 7).all() and (out[-1] == 7).all()), "written outside"
 
 
