@@ -78,10 +78,8 @@ class Node:
         return answer, self.engine.events[name, 0][0].cached_prompt_tokens
 
 
-@pytest.mark.parametrize(
-    "transport",
-    [pytest.param(name, marks=() if name == "ucx-shm" else pytest.mark.slow) for name in TRANSPORTS],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_prefix_computed_here_is_not_computed_there(
     shm: Path, keep: Keeper, tiny: Path, answers: list[list[int]], transport: str
 ) -> None:
