@@ -23,7 +23,32 @@ COMMON: Mapping[str, object] = {
     "initializer_range": 0.3,  # so that answers differ from one another
 }
 
+_LATENT: Mapping[str, object] = {
+    "num_hidden_layers": 4,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 48,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 24,
+    "v_head_dim": 20,
+    "index_head_dim": 32,
+    "index_n_heads": 32,  # with few, relu leaves many scores at exactly 0, and ties decide
+    "index_topk": 16,
+    "moe_intermediate_size": 32,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 2,
+    "pad_token_id": None,  # whose embedding is zero, and so is every score of such a token
+    "head_dim": None,
+}
+
 TWISTS: Mapping[str, Mapping[str, object]] = {
+    "deepseek_v32": _LATENT,
+    "glm_moe_dsa": _LATENT,
     "granite": {
         "attention_multiplier": 0.11,
         "residual_multiplier": 0.6,

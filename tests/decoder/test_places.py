@@ -78,7 +78,7 @@ def test_a_decode_batch_names_the_right_places(groups: int, position: int) -> No
     for i, (row, at) in enumerate(zip(rows, positions, strict=True)):
         host, device = tables.host_pages[row], tables.device_pages[row]
         assert batch.row_device_pages[i].tolist() == device[:pages].tolist()
-        assert int(batch.bounds_block[i]) == int(device[at // 12]) * 3 + at % 12 // 4
+        assert int(batch.index_block[i]) == int(device[at // 12]) * 3 + at % 12 // 4
         for group in range(groups):
             lane = i * groups + group
             assert int(batch.lanes[lane]) == row * groups + group
@@ -108,7 +108,7 @@ def test_a_prefill_chunk_names_the_right_places(groups: int, start: int, end: in
     assert chunk.host_pages.tolist() == chunk.arena_pages.tolist() == host[:pages].tolist()
     assert chunk.device_pages.tolist() == device[:pages].tolist()
     touched = range(start // 4, blocks)
-    assert chunk.bounds_blocks.tolist() == [int(device[block // 3]) * 3 + block % 3 for block in touched]
+    assert chunk.index_blocks.tolist() == [int(device[block // 3]) * 3 + block % 3 for block in touched]
 
 
 def test_a_chunk_that_starts_inside_a_block_is_refused() -> None:

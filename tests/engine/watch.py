@@ -25,7 +25,7 @@ class Watch:
         if plan.loads:
             self.loads += 1
         if plan.loads and self.poison:
-            residence, bounds = self.engine.runner.residence, self.engine.runner.bounds
+            residence, bounds = self.engine.runner.residence, self.engine.runner.index
             for layer in range(self.engine.plan.shape.layers):
                 residence.pool(layer).fill_(float("nan"))
             if bounds is not None:
@@ -42,6 +42,6 @@ class Watch:
             records = arena.kv_blocks(layer).view(-1, shape.groups, shape.page_tokens, shape.record_elements)
             own = records[self._pages].transpose(1, 2).flatten(0, 1)
             found.append(own[:tokens].cpu())
-            blocks = arena.bounds(layer).view(-1, shape.blocks_per_page, shape.kv_heads * 2 * shape.head_dim)
+            blocks = arena.index(layer).view(-1, shape.blocks_per_page, shape.kv_heads * 2 * shape.head_dim)
             found.append(blocks[self._pages].flatten(0, 1)[: tokens // shape.block_tokens].cpu())
         return found

@@ -41,7 +41,7 @@ FIGURES = _table("## Figures")
 def test_figures(row: list[str]) -> None:
     model, dtype, sharing = row[0].split(", ")
     shape = _shape(model, dtype, sharing)
-    kv, index = shape.planes(with_bounds=True)
+    kv, index = shape.planes(with_index=True)
     page_bytes = kv.page_bytes + index.page_bytes
     expected = [
         shape.record_elements * shape.dtype.itemsize,
@@ -60,7 +60,7 @@ def test_pages_of_the_default_arena() -> None:
     assert default == 2**30
     for dtype, pages, tokens in re.findall(r"in (\w+) (?:gets )?([\d,]+) pages, ([\d,]+) tokens", TEXT):
         layout = ArenaLayout.fit(
-            default, 64, _shape("SmolLM2-135M", dtype, "kv_head").planes(with_bounds=True)
+            default, 64, _shape("SmolLM2-135M", dtype, "kv_head").planes(with_index=True)
         )
         assert layout.page_count == int(pages.replace(",", ""))
         assert layout.page_count * 64 == int(tokens.replace(",", ""))
@@ -69,7 +69,7 @@ def test_pages_of_the_default_arena() -> None:
 
 
 def test_regions_of_the_file() -> None:
-    planes = _shape("SmolLM2-135M", "float32", "kv_head").planes(with_bounds=True)
+    planes = _shape("SmolLM2-135M", "float32", "kv_head").planes(with_index=True)
     layout = ArenaLayout.fit(2**30, 64, planes)
     assert FILE_HEADER_BYTES == layout.page_headers_offset == 64 * 1024
     assert REGION_ALIGNMENT == 2 * 2**20
@@ -104,7 +104,7 @@ def test_the_page_header() -> None:
 
 def test_the_file_header() -> None:
     buffer = bytearray(FILE_HEADER_BYTES)
-    planes = _shape("SmolLM2-135M", "float32", "kv_head").planes(with_bounds=True)
+    planes = _shape("SmolLM2-135M", "float32", "kv_head").planes(with_index=True)
     header = FileHeader(64, bytes(range(32)), planes)
     write_file_header(memoryview(buffer), header)
     assert bytes(buffer[:8]) == b"HOTSETAR"

@@ -76,10 +76,10 @@ class Twins:
         )
         if bounds is not None:
             device = bounds.device.flatten(0, 1)
-            append_bounds(device, key, batch.bounds_block, batch.fresh)
+            append_bounds(device, key, batch.index_block, batch.fresh)
             if batch.filled is not None:
-                full = device.index_select(0, batch.bounds_block[batch.filled])
-                bounds.arena.flatten(0, 1).index_copy_(0, batch.host_bounds_block[batch.filled], full)
+                full = device.index_select(0, batch.index_block[batch.filled])
+                bounds.arena.flatten(0, 1).index_copy_(0, batch.host_index_block[batch.filled], full)
 
     def attend(
         self, batch: DecodeBatch, query: Tensor, pool: Tensor, slots: Tensor, selected: Tensor, scaling: float

@@ -102,8 +102,7 @@ class Full:
 
     def pool(self, layer: int) -> Tensor:
         """The layer's pages, as blocks."""
-        shape = self._shape
-        return self._pools[layer].view(-1, shape.block_tokens, 2, shape.heads, shape.head_dim)
+        return self._shape.as_blocks(self._pools[layer])
 
     def begin(self, chunks: Sequence[PrefillChunk]) -> None:
         """The arena will be written to."""

@@ -88,8 +88,7 @@ class Tiered:
 
     def pool(self, layer: int) -> Tensor:
         """The layer's hot slots."""
-        shape = self._shape
-        return self.hot.pools[layer].view(-1, shape.block_tokens, 2, shape.heads, shape.head_dim)
+        return self._shape.as_blocks(self.hot.pools[layer])
 
     def begin(self, chunks: Sequence[PrefillChunk]) -> None:
         """History will come from the arena."""
