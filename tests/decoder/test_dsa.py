@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import torch
@@ -14,32 +12,14 @@ from transformers import AutoModelForCausalLM
 from transformers.models.deepseek_v32.modeling_deepseek_v32 import apply_rotary_pos_emb
 
 from services.decoder.attention.latent_heart import LatentHeart
-from services.decoder.engine.offline import OfflineEngine
-from services.decoder.engine.sequence import Sampling, Sequence
 from services.decoder.models import latent_attention
-from services.decoder.settings import DecoderSettings
 from tests.decoder import checkpoints
+from tests.decoder.dsa_rig import CASES, TOP_K, ask, check, engine_of, prompt_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-ARENA_BYTES = 16 * 2**20
-TOP_K = 16
-SHARED = {"index_topk_freq": 2, "index_skip_topk_offset": 2}  # layers 0, 1, 3 choose; 2 follows 1
-
 Choices = dict[tuple[int, int], set[int]]
 """(layer, position) -> the tokens chosen for it."""
-
-
-class Case(NamedTuple):
-    model_type: str
-    changes: Mapping[str, object]
-
-
-CASES = {
-    "deepseek": Case("deepseek_v32", {}),
-    "glm": Case("glm_moe_dsa", {}),
-    "glm shared": Case("glm_moe_dsa", SHARED),
-}
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -48,27 +28,11 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     return checkpoints.save(tmp_path_factory.mktemp("dsa"), case.model_type, **case.changes)
 
 
-def prompt_of(length: int, seed: int = 3) -> list[int]:
-    return torch.randint(3, 211, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
-
-
-def settings(path: Path, **changes: object) -> DecoderSettings:
-    base = {"model": path, "dtype": "float32", "max_rows": 3, "max_step_tokens": 48, "window_tokens": 64}
-    return DecoderSettings.model_validate(base | changes)
-
-
-def sequences_of(prompts: list[list[int]], tokens: int) -> list[Sequence]:
-    return [
-        Sequence(str(i), 0, prompt, Sampling(), seed=0, max_tokens=tokens) for i, prompt in enumerate(prompts)
-    ]
-
-
 def ours(path: Path, prompts: list[list[int]], tokens: int, **changes: object) -> list[list[int]]:
-    engine = OfflineEngine(settings(path, **changes), ARENA_BYTES)
-    sequences = sequences_of(prompts, tokens)
+    engine = engine_of(path, **changes)
+    sequences = [ask(str(i), prompt, tokens) for i, prompt in enumerate(prompts)]
     engine.generate(sequences)
-    engine.scheduler.check_integrity()
-    engine.runner.residence.check_integrity()
+    check(engine)
     return [sequence.generated for sequence in sequences]
 
 
@@ -128,7 +92,7 @@ def choices(monkeypatch: pytest.MonkeyPatch) -> list[Choices]:
 def test_tokens_and_choices_are_transformers(checkpoint: Path, choices: list[Choices], mode: str) -> None:
     """Chunks over windows of history, then decode far past the budget: every layer and position."""
     prompt = prompt_of(150)
-    [answer] = ours(checkpoint, [prompt], 64, kv_mode=mode)
+    [answer] = ours(checkpoint, [prompt], 64, kv_mode=mode, hot_tokens=0 if mode == "full" else TOP_K + 1)
     expected, chosen = theirs(checkpoint, prompt, 64)
     assert answer == expected
     assert len(set(answer)) > 8, "an answer that says one thing proves nothing"

@@ -65,6 +65,20 @@ def test_who_waits_too_long_is_told_and_the_others_go_on(tmp_path: Path) -> None
     assert runs.finish is late.finish is Finish.LENGTH
 
 
+def test_choices_of_a_request_that_is_served_wait_for_one_another(tmp_path: Path) -> None:
+    """They are let in when the first has computed their prompt, however long that takes."""
+    rig = Rig(tmp_path, queue_seconds=30)
+    first, second = (Sequence("both", i, [5, 6, 7], Sampling(), seed=i, max_tokens=40) for i in range(2))
+    rig.loop.submit([first, second])
+    rig.loop.step()
+    rig.now = 31
+    rig.loop.step()
+    assert (first.row, second.finish) == (0, None)
+    while not second.finish:
+        rig.loop.step()
+    assert second.finish is Finish.LENGTH
+
+
 def test_without_a_limit_nobody_is_sent_away(tmp_path: Path) -> None:
     rig = Rig(tmp_path, queue_seconds=0)
     rig.ask("runs")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+import pytest
+
 from services.contract.errors import Unavailable
 from services.decoder.engine.admission import MOST_PASSED
 from services.decoder.engine.host_pages import HostPage, SealOrder
@@ -158,12 +160,17 @@ def test_who_does_not_fit_is_passed_by_a_few_and_then_waited_for() -> None:
     rig.submit(big)
     for one in small:
         rig.submit(one)
+    counted = 0
+    while big not in rig.ended:
+        rig.step()
+        counted = max(counted, big.passed)
+    assert counted == MOST_PASSED
+    assert big.passed == 0, "it would begin anew, had it to wait again"
     rig.finish()
     before = rig.ended.index(big)
     passed = [one for one in rig.ended[:before] if one in small]
     assert len(passed) == MOST_PASSED
     assert passed == small[:MOST_PASSED], "those who pass do so in order"
-    assert big.passed == MOST_PASSED
 
 
 def test_choices_that_wait_for_their_prompt_do_not_hold_up_the_others() -> None:
@@ -245,3 +252,21 @@ def test_a_store_that_refuses_for_long_costs_neither_pages_nor_answers() -> None
     check_answer(rig, runs)
     check_answer(rig, waits)
     assert leaves.finish is Finish.ABORT
+
+
+@pytest.mark.parametrize(("host", "device"), [(30, 10), (10, 30)])
+def test_an_urgent_one_may_take_all_that_there_is(host: int, device: int) -> None:
+    """Rows that it parks want no page beside it."""
+    rig = Rig.make(max_rows=2, host=host, device=device, max_step_tokens=64, max_model_len=80)
+    low = sequence(8, 60, name="low", priority=1)
+    rig.submit(low)
+    rig.step_until(lambda: low.generated)
+    urgent = sequence(75, 2, name="urgent")
+    rig.submit(urgent)
+    rig.step()
+    assert urgent.row is not None
+    assert low.is_parked or not low.host_pages
+    rig.finish()
+    assert rig.ended == [urgent, low]
+    check_answer(rig, low)
+    check_answer(rig, urgent)

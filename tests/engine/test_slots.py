@@ -140,7 +140,8 @@ def test_alone_a_row_is_whole_and_grows_with_no_step_ahead() -> None:
     rig.finish()
     check_answers(wanted)
     assert rig.runner.resized > 4
-    assert rig.runner.launched_ahead > 90, "growing is rare; all other steps are launched ahead"
+    plain = 120 - rig.runner.launched_ahead
+    assert plain <= rig.runner.resized + 6, "only steps that resize, the first and the last are not ahead"
 
 
 def test_an_abort_gives_its_slots_to_others() -> None:

@@ -100,9 +100,8 @@ class Admission:
         if not self._may_fit(sequence, chances):
             return False
         matched = [] if sequence.is_parked else self._match(sequence, room)
-        need, spare = self._roster.lacking(sequence, sequence.admission_tokens), len(self._roster.running)
-        # Each running row may want a page soon.
-        if not self._clear(sequence, need.and_each(spare), room, victims):
+        need = self._roster.lacking(sequence, sequence.admission_tokens)
+        if not self._clear(sequence, need, room, victims):
             sequence.refused = chances
             if matched:
                 room.host += self._desk.give(matched)
@@ -123,23 +122,29 @@ class Admission:
         return matched
 
     def _clear(self, sequence: Sequence, need: Pages, room: Room, victims: list[Sequence]) -> bool:
-        """Make room for one that waits, at the expense of victims and of parked ones behind it, or not."""
-        victims = list(victims)
+        """Make room for one that waits, at the expense of victims and of parked ones behind it, or not.
+
+        Beside what it needs, each row that goes on running may want a page soon.
+        """
+        victims, running = list(victims), self._roster.running
         behind = [one for one in self._roster.parked if one.rank > sequence.rank]
         host = room.host + sum(len(one.host_pages) for one in (*behind, *victims))
         device = room.device + sum(len(one.device_pages) for one in victims)
         hot, rows = self._roster.hot, [one.row for one in victims if one.row is not None]
-        if need.host > host or need.device > device or not hot.fits(sequence.reach, without=rows):
+        least = need.and_each(len(running) - len(victims))
+        if least.host > host or least.device > device or not hot.fits(sequence.reach, without=rows):
             return False
-        while not (self._roster.free_rows and room.fits(need) and hot.fits(sequence.reach)):
-            if behind and need.host > room.host:
+        while True:
+            wanted = need.and_each(len(running))
+            if self._roster.free_rows and room.fits(wanted) and hot.fits(sequence.reach):
+                return True
+            if behind and wanted.host > room.host:
                 room.gain(self._roster.release(behind.pop()))
             elif victims:
                 behind.append(victims.pop())
                 room.gain(self._roster.park(behind[-1]))
             else:
                 return False  # pages that were counted twice are shared
-        return True
 
     def _may_fit(self, sequence: Sequence, chances: Chances) -> bool:
         """Whether trying is worth a match; always where nobody runs, for what is known may be out of date."""

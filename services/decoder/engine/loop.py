@@ -155,11 +155,16 @@ class Loop:
         return not waits
 
     def _timed_out(self) -> list[Sequence]:
-        """End those who have waited too long for their first row."""
+        """End those who have waited too long for a first row, since one of their request had it last."""
         if not self._queue_seconds:
             return []
-        oldest = self._clock() - self._queue_seconds
-        late = [s for s in self._scheduler.waiting if not (s.known or s.has_run) and s.submitted < oldest]
+        now = self._clock()
+        waiting, running = self._scheduler.waiting, self._scheduler.running
+        begun = {one.request_id for one in (*running, *waiting) if one.has_run or one.known}
+        for sequence in waiting:
+            if sequence.request_id in begun:
+                sequence.submitted = now
+        late = [sequence for sequence in waiting if sequence.submitted < now - self._queue_seconds]
         for sequence in late:
             reason = f"no room came free in {self._queue_seconds:g} s; send the request again later"
             self._scheduler.fail(sequence, reason, Finish.NO_ROOM)

@@ -66,6 +66,7 @@ class Roster:
         if sequence.has_run:
             sequence.sheltered_until = sequence.computed + self._limits.page_tokens
         sequence.has_run = True
+        sequence.refused, sequence.passed = None, 0
         insort(self.running, sequence, key=lambda seated: seated.rank)
 
     def park(self, sequence: Sequence) -> Pages:

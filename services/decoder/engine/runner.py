@@ -48,9 +48,7 @@ class RunningStep:
         """
         if self.done is not None:
             self.done.synchronize()
-        if self.drawn is None:
-            return {}
-        tokens = self.drawn.collect()
+        tokens = [] if self.drawn is None else self.drawn.collect()
         if self.clock is not None and self.mark is not None:
             self.clock.collected(self.mark)
         return {row: token for row, token in zip(self.rows, tokens, strict=True) if token is not None}
@@ -107,7 +105,7 @@ class Runner:
                 self.index.reopen(host, device, sequence.computed)
             self.draw.seat(sequence)
         if not plan.tokens:
-            return RunningStep(plan, [], None)
+            return RunningStep(plan, [], None, self._done(plan))
         try:
             return self._launch(plan, mark)
         except RuntimeError:
@@ -143,7 +141,8 @@ class Runner:
         return RunningStep(plan, rows, drawn, self._done(plan), self.clock, mark)
 
     def _done(self, plan: StepPlan) -> torch.cuda.Event | None:
-        if self.graphs is None or not plan.chunks:
+        """What to wait for where the tokens are not the last that a step does; none on a CPU."""
+        if self.graphs is None or not (plan.chunks or plan.loads or plan.seats):
             return None
         done = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         done.record(torch.cuda.current_stream())

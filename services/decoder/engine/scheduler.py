@@ -143,7 +143,8 @@ class Scheduler:
             # A token that is told with log probabilities is waited for anyway.
             if len(sequence.generated) + 1 >= sequence.max_tokens or sequence.sampling.wants_logprobs:
                 return None
-        if self.hot.is_due((row, tokens + 1) for row, tokens in running.seated_rows):
+        ends = ((sequence.row, sequence.computed + 2) for sequence in rows)
+        if self.hot.is_due((row, end) for row, end in ends if row is not None):
             return None
         needs = [(sequence, self._roster.lacking(sequence, sequence.computed + 2).host) for sequence in rows]
         want = sum(count for _, count in needs)

@@ -30,8 +30,8 @@ from services.decoder.kv.shape import KvShape
 
 _MOVED_BYTES = 64 * 2**20
 """Blocks that change their slot pass through a buffer of this size, at most, or of one block a lane."""
-_ENTRIES_AT_ONCE = 2**23
-"""Slots of rows, over all layers, that are worked on at once: some ten temporary tables of 8 bytes each."""
+_ENTRIES_AT_ONCE = 2**21
+"""Slots of rows, over all layers, that are worked on at once: some ten tables of 8 bytes each, 170 MB."""
 
 
 class _Change(NamedTuple):

@@ -28,8 +28,8 @@ SUPPORTED = (
     "qwen3_moe",
     "smollm3",
 )
-"""Model types that are served; each is tested. Besides LATENT_TYPES, their attention is plain causal GQA behind
-transformers' interface."""
+"""Model types that are served; each is tested. But for LATENT_TYPES, their attention is plain causal GQA
+behind transformers' interface."""
 
 _SAMPLE_BYTES = 1 << 20
 

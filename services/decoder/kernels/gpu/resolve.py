@@ -12,6 +12,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from services.contract.errors import SetupError
 from services.decoder.kernels.gpu.kernel import Kernel
 from services.decoder.kernels.lru import LaneTables
 from services.decoder.kernels.replay import MissPlan
@@ -74,7 +75,7 @@ class ResolveShape:
         Measured on an H200 (docs/log.md). A long order makes it wider, as far as all lanes run at once.
 
         Raises:
-            ValueError: the capacity is more than the device's shared memory can order.
+            SetupError: the capacity is more than the device's shared memory can order.
         """
         device = torch.cuda.get_device_properties()
         blocks = device.multi_processor_count  # thread blocks that surely run at once
@@ -100,7 +101,10 @@ class ResolveShape:
             skip_io=skip_io,
         )
         if shape.shared_bytes > _SHARED_BYTES:
-            raise ValueError(f"a lane of {shape.max_capacity:,} hot slots is more than this device can order")
+            raise SetupError(
+                f"a lane of {shape.max_capacity:,} hot slots, {top_k:,} of them chosen in a step, is more "
+                "than this device can order; lower --max-model-len, --budget-tokens or --dense-layers"
+            )
         return shape
 
     @property
