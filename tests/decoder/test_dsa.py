@@ -73,7 +73,9 @@ def choices(monkeypatch: pytest.MonkeyPatch) -> list[Choices]:
 
     def noted_decode(self, layer, batch, *rest):  # type: ignore[no-untyped-def]  # a spy passes on what it gets
         out, chosen = decode(self, layer, batch, *rest)
-        for row, at, own in zip(batch.seats.tolist(), batch.position.tolist(), chosen.tolist(), strict=True):
+        for row, at, own in zip(
+            batch.seats.tolist(), batch.position.tolist(), chosen.selected.tolist(), strict=True
+        ):
             note(row, layer, at, own)
         return out, chosen
 

@@ -19,7 +19,7 @@ from services.decoder.kernels.attend_latent import attend_latent
 from services.decoder.kernels.attend_part import Part
 from services.decoder.kernels.choose_tokens import IndexQuery
 from services.decoder.kernels.decode_batch import DecodeBatch
-from services.decoder.kernels.step_kernels import StepKernels
+from services.decoder.kernels.step_kernels import Placement, StepKernels
 from services.decoder.kv.batch import PrefillChunk
 from services.decoder.kv.residence import Residence
 from services.decoder.kv.shape import KvShape
@@ -34,6 +34,13 @@ class IndexInput(NamedTuple):
     def part(self, run: slice) -> IndexInput:
         """Of some of the tokens."""
         return IndexInput(self.key[run], IndexQuery(self.query.query[run], self.query.weight[run]))
+
+
+class DecodeChoice(NamedTuple):
+    """What a layer chose for decode rows, and where it lies: the layers that follow it need both."""
+
+    selected: Tensor  # [rows, top_k] int32 tokens, -1 = none
+    placement: Placement
 
 
 class LatentHeart:
@@ -54,9 +61,9 @@ class LatentHeart:
         batch: DecodeBatch,
         query: Tensor,
         record: Tensor,
-        index: IndexInput | Tensor,
+        index: IndexInput | DecodeChoice,
         scaling: float,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, DecodeChoice]:
         """One new token a row.
 
         Args:
@@ -68,20 +75,21 @@ class LatentHeart:
             scaling: factor on q.k.
 
         Returns:
-            [rows, heads, latent], and the choice: [rows, top_k] int32 tokens, -1 = none.
+            [rows, heads, latent], and the choice.
         """
         residence = self._residence
         if isinstance(index, IndexInput):
             selector = self._selectors[layer]
             selector.observe(batch, index.key)
             selected = selector.select(batch, index.query)
+            placement = residence.resolve(layer, batch, selected)
         else:
-            selected = index
-        placement = residence.resolve(layer, batch, selected)
+            selected = index.selected
+            placement = residence.follow(layer, batch, selected, index.placement)
         residence.append(layer, batch, placement, *_sides(record), None)
         pool, latent = residence.pool(layer), self._shape.latent
         out = attend_latent(query, pool, placement.slots, selected, batch.lane_length, scaling, latent)
-        return out, selected
+        return out, DecodeChoice(selected, placement)
 
     def prefill(
         self,

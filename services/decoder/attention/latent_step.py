@@ -13,16 +13,17 @@ import torch
 from torch import Tensor
 
 from services.decoder.attention.heart import Heart
-from services.decoder.attention.latent_heart import IndexInput, LatentHeart
+from services.decoder.attention.latent_heart import DecodeChoice, IndexInput, LatentHeart
 from services.decoder.attention.step import Step
 from services.decoder.kernels.decode_batch import DecodeBatch
 from services.decoder.kv.batch import PrefillChunk
 
 
 class Choice(NamedTuple):
-    """What one layer chose in a step, part by part: the decode rows, if any, then each chunk."""
+    """What one layer chose in a step."""
 
-    parts: tuple[Tensor, ...]  # each [tokens of the part, top_k] int32, -1 = none
+    decode: DecodeChoice | None
+    chunks: tuple[Tensor, ...]  # each [tokens, top_k] int32, -1 = none
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,23 +49,24 @@ class LatentStep:
         Returns:
             [tokens, heads, latent], and what was chosen.
         """
-        outs, parts = [], []
+        outs: list[Tensor] = []
+        decoded: DecodeChoice | None = None
+        chosen: list[Tensor] = []
         at = 0
         if self.decode is not None:
-            run = slice(0, self.decode.seats.shape[0])
-            own = index.part(run) if isinstance(index, IndexInput) else index.parts[0]
-            out, part = self.heart.decode(layer, self.decode, query[run], record[run], own, scaling)
+            at = self.decode.seats.shape[0]
+            rows = index.part(slice(at)) if isinstance(index, IndexInput) else index.decode
+            assert rows is not None, "the same rows decode in every layer"
+            out, decoded = self.heart.decode(layer, self.decode, query[:at], record[:at], rows, scaling)
             outs.append(out)
-            parts.append(part)
-            at = run.stop
-        for chunk in self.chunks:
+        for number, chunk in enumerate(self.chunks):
             run = slice(at, at + chunk.end - chunk.start)
-            own = index.part(run) if isinstance(index, IndexInput) else index.parts[len(parts)]
-            out, part = self.heart.prefill(layer, chunk, query[run], record[run], own, scaling)
+            own = index.part(run) if isinstance(index, IndexInput) else index.chunks[number]
+            out, choice = self.heart.prefill(layer, chunk, query[run], record[run], own, scaling)
             outs.append(out)
-            parts.append(part)
+            chosen.append(choice)
             at = run.stop
-        return outs[0] if len(outs) == 1 else torch.cat(outs), Choice(tuple(parts))
+        return outs[0] if len(outs) == 1 else torch.cat(outs), Choice(decoded, tuple(chosen))
 
 
 def step_over(

@@ -60,7 +60,8 @@ def _class(
     """A class whose lanes together hold `wanted_blocks`, or what fits into `limit` bytes."""
     size = parcel_slots_for(floor_blocks)
     floor, most = -(-floor_blocks // size), -(-most_blocks // size)
-    made = HotClass(layers, max(floor, -(-wanted_blocks // size)), size, floor, most)
+    followers = sum(not shape.chooses(layer) for layer in range(shape.layers - layers, shape.layers))
+    made = HotClass(layers, max(floor, -(-wanted_blocks // size)), size, floor, most, followers)
     a_parcel = _parcel_bytes(shape, made)
     parcels = made.parcels if limit is None else min(made.parcels, limit // a_parcel)
     if parcels < floor:
@@ -74,4 +75,5 @@ def _class(
 
 def _parcel_bytes(shape: KvShape, of: HotClass) -> int:
     """A parcel in all layers of its class, with its tables."""
-    return of.layers * shape.groups * of.parcel_slots * (shape.block_bytes + _TABLE_BYTES)
+    slots = shape.groups * of.parcel_slots
+    return slots * (of.layers * shape.block_bytes + (of.layers - of.followers) * _TABLE_BYTES)

@@ -198,10 +198,10 @@ class MemoryPlan:
         """Tables of rows, lanes and hot slots, int32."""
         rows, groups = self.settings.max_rows, self.shape.groups
         entries = rows * 2 * self.max_pages
-        if self.settings.kv_mode == "tiered":
-            entries += rows * groups * self.max_blocks * self.shape.layers
         for each in self.hot_classes:
-            entries += 2 * each.layers * each.pool_slots(groups) + rows * (each.most + 1)
+            tables = each.layers - each.followers
+            entries += tables * (rows * groups * self.max_blocks + 2 * each.pool_slots(groups))
+            entries += rows * (each.most + 1)
         return 4 * entries
 
     def table(self) -> str:

@@ -87,6 +87,10 @@ class Full:
         """A look-up in the row's page table."""
         return self._kernels.locate(batch, selected, self.counters[layer])
 
+    def follow(self, layer: int, batch: DecodeBatch, selected: Tensor, anchor: Placement) -> Placement:
+        """Pages are the same in all layers."""
+        return anchor
+
     def append(
         self,
         layer: int,

@@ -48,6 +48,9 @@ class Residence(Protocol):
     def resolve(self, layer: int, batch: DecodeBatch, selected: Tensor) -> Placement:
         """Make every selected block (`[lanes, top_k]` int32) readable in the layer's pool."""
 
+    def follow(self, layer: int, batch: DecodeBatch, selected: Tensor, anchor: Placement) -> Placement:
+        """`resolve` in a layer that follows another one's choice, which was placed there in the same step."""
+
     def append(
         self,
         layer: int,

@@ -82,6 +82,10 @@ class KvShape:
         """Whether a layer makes a choice of its own, and so has an index where one is kept."""
         return not self.anchors or self.anchors[layer] == layer
 
+    def followed(self, layer: int) -> bool:
+        """Whether another layer follows this one's choice."""
+        return self.anchors.count(layer) > 1
+
     def as_blocks(self, pool: Tensor) -> Tensor:
         """A pool as attention reads it.
 
