@@ -135,7 +135,11 @@ REFUSED: dict[str, tuple[str, Callable[[Path], None], str]] = {
     "no weights": ("llama", remove("model.safetensors"), r"no \*\.safetensors; convert"),
     "not json": ("llama", write_config("{nope"), r"config\.json is not JSON"),
     "json of another kind": ("llama", write_config("[1, 2]"), r"config\.json is not JSON of a model"),
-    "no type": ("llama", change_config(model_type=None), "model type None is not supported; supported: gran"),
+    "no type": (
+        "llama",
+        change_config(model_type=None),
+        "model type None is not supported; supported: deepseek_v32, ",
+    ),
     "unknown type": ("llama", change_config(model_type="mamba9"), "model type 'mamba9' is not supported"),
     "encoder-decoder": ("llama", change_config(model_type="t5"), "model type 't5' is not supported"),
     "other attention": ("llama", change_config(model_type="gemma2"), "model type 'gemma2' is not supported"),
