@@ -40,7 +40,7 @@ def ask(name: str, prompt: list[int], tokens: int, priority: int = 0) -> Sequenc
     return Sequence(name, 0, prompt, Sampling(), seed=0, max_tokens=tokens, priority=priority)
 
 
-def engine_of(model: CausalLM | Path, **changes: object) -> OfflineEngine:
+def engine_of(model: CausalLM | Path, arena_bytes: int = ARENA_BYTES, /, **changes: object) -> OfflineEngine:
     """Of a loaded model, or of a checkpoint in fp32; few hot slots, so that many misses happen."""
     base: dict[str, object] = {
         "model": model if isinstance(model, Path) else "unused",
@@ -53,7 +53,7 @@ def engine_of(model: CausalLM | Path, **changes: object) -> OfflineEngine:
         "window_tokens": 64,
     }
     settings = DecoderSettings.model_validate(base | changes)
-    return OfflineEngine(settings, ARENA_BYTES, None if isinstance(model, Path) else model)
+    return OfflineEngine(settings, arena_bytes, None if isinstance(model, Path) else model)
 
 
 def check(engine: OfflineEngine) -> None:

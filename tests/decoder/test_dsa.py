@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
-from transformers.models.deepseek_v32.modeling_deepseek_v32 import apply_rotary_pos_emb
 
 from services.decoder.attention.latent_heart import LatentHeart
+from services.decoder.kernels.rope import turn_halves
 from services.decoder.models import latent_attention
 from tests.decoder import checkpoints
 from tests.decoder.dsa_rig import CASES, TOP_K, ask, check, engine_of, prompt_of
@@ -111,7 +111,7 @@ def test_rows_of_any_length_together(checkpoint: Path) -> None:
 def test_rope_by_halves_in_glms_indexer_is_caught(
     tmp_path: Path, choices: list[Choices], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(latent_attention.INDEXER_ROPE, "glm_moe_dsa", apply_rotary_pos_emb)
+    monkeypatch.setitem(latent_attention.INDEXER_ROPE, "glm_moe_dsa", turn_halves)
     path = checkpoints.save(tmp_path, "glm_moe_dsa")
     prompt = prompt_of(150)
     [answer] = ours(path, [prompt], 64)

@@ -113,6 +113,23 @@ def test_parked_anywhere_and_resumed(model: CausalLM, mode: str) -> None:
         assert all(torch.equal(*pair) for pair in zip(seen.bytes(), watch.bytes(), strict=True))
 
 
+@pytest.mark.parametrize("mode", ["tiered", "full"])
+def test_short_of_host_pages_an_answer_is_replayed(model: CausalLM, mode: str) -> None:
+    """Two answers and pages for less: one gives its own back, finds its prompt again and decodes anew."""
+    shape = engine_of(model).plan.shape
+    planes = sum(plane.page_bytes for plane in shape.planes(with_index=True))
+    engine = engine_of(model, 2 * 2**20 + 8 * planes + 1024, kv_mode=mode, hot_tokens=0, max_model_len=320)
+    assert engine.host.total == 8
+    both = [ask(str(i), PROMPT[i:], 120) for i in range(2)]  # five pages each
+    engine.generate(both)
+    assert engine.scheduler.releases > 0
+    check(engine)
+    for one in both:
+        alone = ask("alone", one.prompt, 120)
+        engine_of(model, kv_mode=mode, hot_tokens=0, prefix_cache=False).generate([alone])
+        assert one.generated == alone.generated
+
+
 def test_index_keys_that_are_not_restored_are_caught(
     model: CausalLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -56,7 +56,8 @@ def assemble(
 ) -> Runner:
     """Allocate everything that the plan counts, and wire it.
 
-    `wrap` may put another selector before a layer's own: a recorder of choices, or a benchmark's trace.
+    `wrap` may put another selector before a layer's own: a recorder of choices, or a benchmark's trace. It is
+    not asked about models that choose by an indexer of their own.
     """
     shape, settings = plan.shape, plan.settings
     kernels = step_kernels(plan, device)

@@ -11,23 +11,16 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from transformers.models.deepseek_v32.modeling_deepseek_v32 import (
-    apply_rotary_pos_emb,
-    apply_rotary_pos_emb_interleave,
-)
 
 from services.decoder.attention.latent_heart import IndexInput
 from services.decoder.attention.latent_step import Choice, LatentStep
 from services.decoder.kernels.choose_tokens import IndexQuery
+from services.decoder.kernels.rope import turn_halves, turn_pairs
 from services.decoder.models.latent_spec import LatentSpec
 
-Rope = Callable[..., tuple[Tensor, Tensor]]
+Turn = Callable[[Tensor, Tensor, Tensor], Tensor]
 
-_ROPE: Rope = apply_rotary_pos_emb_interleave  # of the attention itself, in both
-INDEXER_ROPE: dict[str, Rope] = {
-    "deepseek_v32": apply_rotary_pos_emb,
-    "glm_moe_dsa": apply_rotary_pos_emb_interleave,
-}
+INDEXER_ROPE: dict[str, Turn] = {"deepseek_v32": turn_halves, "glm_moe_dsa": turn_pairs}
 """Model type -> how its indexer turns queries and keys: V3.2's by halves, unlike its attention."""
 
 
@@ -40,20 +33,16 @@ class LatentAttention(nn.Module):
         self._layer = layer
         self._sizes = latent
         self._returns_choice = model_type == "glm_moe_dsa"
-        self._indexer_rope = INDEXER_ROPE[model_type]
+        self._turn = INDEXER_ROPE[model_type]
         scaling = attention.scaling
         assert isinstance(scaling, float)
         self._scaling = scaling
-        self._query_down, self._query_norm, self._query_up, self._record, self._latent_norm, self._output = (
+        self._query_down, self._query_norm, self._query_up = (
+            attention.get_submodule(name) for name in ("q_a_proj", "q_a_layernorm", "q_b_proj")
+        )
+        self._record, self._latent_norm, self._latent_up, self._output = (
             attention.get_submodule(name)
-            for name in (
-                "q_a_proj",
-                "q_a_layernorm",
-                "q_b_proj",
-                "kv_a_proj_with_mqa",
-                "kv_a_layernorm",
-                "o_proj",
-            )
+            for name in ("kv_a_proj_with_mqa", "kv_a_layernorm", "kv_b_proj", "o_proj")
         )
         self._chooses = latent.anchors[layer] == layer
         if self._chooses:
@@ -61,10 +50,6 @@ class LatentAttention(nn.Module):
                 attention.get_submodule(f"indexer.{name}")
                 for name in ("wq_b", "wk", "k_norm", "weights_proj")
             )
-        up = attention.get_parameter("kv_b_proj.weight").detach()
-        up = up.view(-1, latent.nope + latent.value, latent.latent)
-        self._key_up = up[:, : latent.nope]  # [heads, nope, latent]
-        self._value_up = up[:, latent.nope :]  # [heads, value, latent]
 
     def forward(
         self,
@@ -87,23 +72,24 @@ class LatentAttention(nn.Module):
             [1, tokens, hidden size] and no weights; in GLM's models the choice too.
         """
         sizes, hidden = self._sizes, hidden_states.squeeze(0)
-        cos, sin = (table.squeeze(0) for table in position_embeddings)
+        cos, sin = (table.transpose(0, 1) for table in position_embeddings)  # [tokens, 1, roped]
         resid = self._query_norm(self._query_down(hidden))
         query = self._query_up(resid).view(hidden.shape[0], -1, sizes.nope + sizes.roped)
         query, query_rope = query.split([sizes.nope, sizes.roped], dim=2)
         latent, key_rope = self._record(hidden).split([sizes.latent, sizes.roped], dim=1)
-        query_rope, key_rope = _ROPE(query_rope, key_rope.unsqueeze(1), cos, sin)
+        query_rope, key_rope = (turn_pairs(part, cos, sin) for part in (query_rope, key_rope.unsqueeze(1)))
         record = torch.cat([self._latent_norm(latent), key_rope.squeeze(1)], dim=1)
-        absorbed = torch.einsum("thn,hnl->thl", query, self._key_up)
+        up = self._latent_up.get_parameter("weight").view(-1, sizes.nope + sizes.value, sizes.latent)
+        key_up, value_up = torch.split(up, [sizes.nope, sizes.value], dim=1)  # of each head
+        query = torch.cat([torch.einsum("thn,hnl->thl", query, key_up), query_rope], dim=2)
         index: IndexInput | Choice
         if self._chooses:
             index = self._index(hidden, resid, cos, sin)
         else:
             assert prev_topk_indices is not None, "a layer that shares comes behind one that chooses"
             index = prev_topk_indices
-        query = torch.cat([absorbed, query_rope], dim=2)
         out, choice = step.attend(self._layer, query, record, index, self._scaling)
-        out = torch.einsum("thl,hvl->thv", out, self._value_up).flatten(1)
+        out = torch.einsum("thl,hvl->thv", out, value_up).flatten(1)
         projected: Tensor = self._output(out).unsqueeze(0)
         return (projected, None, choice) if self._returns_choice else (projected, None)
 
@@ -111,12 +97,11 @@ class LatentAttention(nn.Module):
         sizes = self._sizes
         query = self._index_query(resid).view(hidden.shape[0], -1, sizes.index_dim)
         key = self._index_norm(self._index_key(hidden)).unsqueeze(1)
-        turned = self._indexer_rope(query[..., : sizes.roped], key[..., : sizes.roped], cos, sin)
         query, key = (
-            torch.cat([part, whole[..., sizes.roped :]], dim=2)
-            for part, whole in zip(turned, (query, key), strict=True)
+            torch.cat([self._turn(part[..., : sizes.roped], cos, sin), part[..., sizes.roped :]], dim=2)
+            for part in (query, key)
         )
-        weight = self._index_weight(hidden.to(next(self._index_weight.parameters()).dtype)).float()
+        weight = self._index_weight(hidden.to(self._index_weight.get_parameter("weight").dtype)).float()
         weight = weight * (query.shape[1] ** -0.5 * sizes.index_dim**-0.5)
         return IndexInput(key.squeeze(1), IndexQuery(query, weight))
 
