@@ -8,6 +8,8 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from services.decoder.models.latent_spec import LATENT_TYPES
+
 COMMON: Mapping[str, object] = {
     "vocab_size": 211,
     "hidden_size": 48,
@@ -82,5 +84,9 @@ def save(path: Path, model_type: str, **changes: object) -> Path:
     )
     torch.manual_seed(7)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]  # transformers leaves it untyped
+    if model_type in LATENT_TYPES:
+        for parameter in model.parameters():  # biases begin as zeros and norms as ones, which would hide them
+            if parameter.dim() == 1:
+                parameter.data += 0.2 * torch.randn_like(parameter)
     model.save_pretrained(path)
     return path

@@ -22,9 +22,18 @@ class Case(NamedTuple):
     changes: Mapping[str, object]
 
 
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "mscale": 1.0,
+    "mscale_all_dim": 0.7,  # scales the attention, not the indexer
+}
+
 CASES: Mapping[str, Case] = {
-    "deepseek": Case("deepseek_v32", {}),
-    "glm": Case("glm_moe_dsa", {}),
+    "deepseek": Case("deepseek_v32", {"rope_parameters": YARN}),
+    "glm": Case("glm_moe_dsa", {"attention_bias": True}),
     # Layers 0, 1 and 4 choose; 2 and 3 follow 1.
     "glm shared": Case(
         "glm_moe_dsa", {"num_hidden_layers": 5, "index_topk_freq": 3, "index_skip_topk_offset": 2}

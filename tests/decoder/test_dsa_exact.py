@@ -25,7 +25,7 @@ PROMPT = prompt_of(150)
 TOKENS = 50
 
 
-@pytest.fixture(scope="module", params=CASES)
+@pytest.fixture(scope="module", params=["deepseek", "glm shared"])
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     case = CASES[request.param]
     return checkpoints.save(tmp_path_factory.mktemp("dsa"), case.model_type, **case.changes)
