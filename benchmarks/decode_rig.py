@@ -163,8 +163,8 @@ def engine_in_mid_answer(
     engine = OfflineEngine(settings, arena_bytes, model, wrap)
     runner = engine.runner
     generator = torch.Generator(device="cuda").manual_seed(2)
-    assert runner.bounds is not None
-    runner.bounds.pool.normal_(generator=generator)
+    assert runner.index is not None
+    runner.index.pool.normal_(generator=generator)
     if mode == "full":
         for layer in range(spec.layers):
             runner.residence.pool(layer).normal_(generator=generator)

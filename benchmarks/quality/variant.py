@@ -19,6 +19,7 @@ from services.decoder.engine.runner import Runner
 from services.decoder.kernels.decode_batch import DecodeBatch
 from services.decoder.kernels.twins import Twins
 from services.decoder.kv.batch import PrefillChunk
+from services.decoder.kv.bounds_index import BoundsIndex
 
 Sharing = Literal["kv_head", "layer"]
 
@@ -41,9 +42,9 @@ class Variant:
 
     def heart(self, runner: Runner) -> Heart:
         """Over the runner's residence, which must be `full` and laid out per KV head, and its bounds."""
-        shape, bounds = runner.shape, runner.bounds
+        shape, bounds = runner.shape, runner.index
         assert shape.groups == shape.kv_heads
-        assert bounds is not None
+        assert isinstance(bounds, BoundsIndex)
         kernels = Twins()
         top_k = self.budget_tokens // shape.block_tokens
 

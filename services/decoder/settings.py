@@ -53,7 +53,10 @@ class DecoderSettings(ServiceSettings):
     kv_mode: Literal["tiered", "full"] = Field(
         "tiered", description="tiered: a hot buffer over the arena; full: all KV on the device"
     )
-    selector: Literal["quest", "everything"] = Field("quest", description="what chooses blocks in decode")
+    selector: Literal["quest", "everything", "dsa"] = Field(
+        "quest",
+        description="what chooses blocks in decode; models with an indexer of their own choose by it (dsa)",
+    )
     quest_sharing: Literal["kv_head", "layer"] = Field(
         "kv_head", description="each KV head chooses for itself, or one choice for the whole layer"
     )

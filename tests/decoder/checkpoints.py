@@ -8,6 +8,8 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from services.decoder.models.latent_spec import LATENT_TYPES
+
 COMMON: Mapping[str, object] = {
     "vocab_size": 211,
     "hidden_size": 48,
@@ -23,7 +25,32 @@ COMMON: Mapping[str, object] = {
     "initializer_range": 0.3,  # so that answers differ from one another
 }
 
+_LATENT: Mapping[str, object] = {
+    "num_hidden_layers": 4,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 48,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 24,
+    "v_head_dim": 20,
+    "index_head_dim": 32,
+    "index_n_heads": 32,  # with few, relu leaves many scores at exactly 0, and ties decide
+    "index_topk": 16,
+    "moe_intermediate_size": 32,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 2,
+    "pad_token_id": None,  # whose embedding is zero, and so is every score of such a token
+    "head_dim": None,
+}
+
 TWISTS: Mapping[str, Mapping[str, object]] = {
+    "deepseek_v32": _LATENT,
+    "glm_moe_dsa": _LATENT,
     "granite": {
         "attention_multiplier": 0.11,
         "residual_multiplier": 0.6,
@@ -57,5 +84,9 @@ def save(path: Path, model_type: str, **changes: object) -> Path:
     )
     torch.manual_seed(7)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]  # transformers leaves it untyped
+    if model_type in LATENT_TYPES:
+        for parameter in model.parameters():  # biases begin as zeros and norms as ones, which would hide them
+            if parameter.dim() == 1:
+                parameter.data += 0.2 * torch.randn_like(parameter)
     model.save_pretrained(path)
     return path

@@ -23,7 +23,7 @@ def shape(groups: int = 3, dtype: torch.dtype = torch.float32) -> KvShape:
 
 
 def layout(of: KvShape, pages: int = 23) -> ArenaLayout:
-    planes = of.planes(with_bounds=True)
+    planes = of.planes(with_index=True)
     room = sum(plane.page_bytes for plane in planes) * pages
     return ArenaLayout.fit(2 * 2**20 + room, of.page_tokens, planes)
 

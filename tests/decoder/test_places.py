@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -78,7 +80,7 @@ def test_a_decode_batch_names_the_right_places(groups: int, position: int) -> No
     for i, (row, at) in enumerate(zip(rows, positions, strict=True)):
         host, device = tables.host_pages[row], tables.device_pages[row]
         assert batch.row_device_pages[i].tolist() == device[:pages].tolist()
-        assert int(batch.bounds_block[i]) == int(device[at // 12]) * 3 + at % 12 // 4
+        assert int(batch.index_block[i]) == int(device[at // 12]) * 3 + at % 12 // 4
         for group in range(groups):
             lane = i * groups + group
             assert int(batch.lanes[lane]) == row * groups + group
@@ -108,7 +110,7 @@ def test_a_prefill_chunk_names_the_right_places(groups: int, start: int, end: in
     assert chunk.host_pages.tolist() == chunk.arena_pages.tolist() == host[:pages].tolist()
     assert chunk.device_pages.tolist() == device[:pages].tolist()
     touched = range(start // 4, blocks)
-    assert chunk.bounds_blocks.tolist() == [int(device[block // 3]) * 3 + block % 3 for block in touched]
+    assert chunk.index_blocks.tolist() == [int(device[block // 3]) * 3 + block % 3 for block in touched]
 
 
 def test_a_chunk_that_starts_inside_a_block_is_refused() -> None:
@@ -117,10 +119,19 @@ def test_a_chunk_that_starts_inside_a_block_is_refused() -> None:
 
 
 def test_shapes_that_cannot_be_are_refused() -> None:
-    good = {"layers": 1, "kv_heads": 4, "head_dim": 8, "groups": 2, "block_tokens": 4, "page_tokens": 8}
-    assert KvShape(**good, dtype=torch.float32).heads == 2
-    for change in ({"groups": 3}, {"page_tokens": 9}):
+    good = KvShape(
+        layers=1,
+        kv_heads=4,
+        head_dim=8,
+        groups=2,
+        block_tokens=4,
+        page_tokens=8,
+        dtype=torch.float32,
+    )
+    assert good.heads == 2
+    changes: tuple[dict[str, Any], ...] = ({"groups": 3}, {"page_tokens": 9})
+    for change in changes:
         with pytest.raises(ValueError, match="must divide"):
-            KvShape(**good | change, dtype=torch.float32)
+            replace(good, **change)
     with pytest.raises(SetupError, match=r"12 bytes is not a multiple of 16; raise --block-tokens"):
-        KvShape(**good | {"groups": 4, "head_dim": 3, "block_tokens": 1}, dtype=torch.bfloat16)
+        replace(good, groups=4, head_dim=3, block_tokens=1, dtype=torch.bfloat16)

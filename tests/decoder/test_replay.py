@@ -6,9 +6,9 @@ import torch
 
 from services.decoder.kernels.counter import Counter
 from services.decoder.kernels.lanes import layer_of
-from services.decoder.kernels.replay import MissPlan, plan_of, replay
+from services.decoder.kernels.replay import plan_of, replay
 from services.decoder.kernels.resolve import resolve
-from services.decoder.kernels.step_kernels import LayerStore
+from services.decoder.kernels.step_kernels import LayerStore, MissPlan
 from tests.decoder.parcels import Parcels
 
 LANES, BLOCKS, CAPACITY, TOP_K = 3, 40, 9, 6

@@ -338,7 +338,7 @@ def test_bounds_of_full_pages_are_saved_where_the_layout_says(tmp_path: Path) ->
     layout = arena.layout
     for layer in range(2):
         stored = np.fromfile(
-            path, np.float32, 23 * shape.bounds_elements, offset=layout.layer_offset("index", layer)
+            path, np.float32, 23 * shape.index_elements, offset=layout.layer_offset("index", layer)
         ).reshape(23, -1)
         assert stored[4].tolist() == index.layer(layer).device[20].flatten().tolist()
         assert stored[22].tolist() == index.layer(layer).device[0].flatten().tolist()
@@ -356,9 +356,9 @@ def test_two_maps_of_a_file_see_each_others_bytes_at_the_layouts_offsets(
         blocks = first.kv_blocks(layer)
         assert blocks.shape == (23 * 3 * 3, 4 * 2 * 8)
         blocks[5] = torch.arange(64, dtype=dtype) + layer
-        first.bounds(layer)[7] = 3.0 + layer
+        first.index(layer)[7] = 3.0 + layer
         assert torch.equal(second.kv_blocks(layer)[5], blocks[5])
-        assert (second.bounds(layer)[7] == 3.0 + layer).all()
+        assert (second.index(layer)[7] == 3.0 + layer).all()
         raw = (tmp_path / "arena").read_bytes()
         at = first.layout.layer_offset("kv", layer) + 5 * shape.block_bytes
         assert raw[at : at + shape.block_bytes] == blocks[5].view(torch.uint8).numpy().tobytes()

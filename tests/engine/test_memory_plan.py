@@ -131,9 +131,9 @@ def test_what_is_planned_is_what_is_allocated(
         assert plan.resident_bytes == sum(full.pool(layer).nbytes for layer in range(shape.layers))
         assert plan.hot_bytes == 0
     assert plan.table_bytes == table_bytes
-    assert plan.quest_layers == (3 - dense if selector == "quest" else 0)
-    if plan.quest_layers:
-        index = BoundsIndex(arena, shape, plan.device_pages, plan.quest_layers, CPU)
+    assert plan.sparse_layers == (3 - dense if selector == "quest" else 0)
+    if plan.sparse_layers:
+        index = BoundsIndex(arena, shape, plan.device_pages, plan.sparse_layers, CPU)
         assert plan.index_bytes == index.pool.nbytes
         assert index.layer(2).device.data_ptr() == index.pool[-1].data_ptr()
     else:
@@ -142,9 +142,9 @@ def test_what_is_planned_is_what_is_allocated(
     if mode == "full":
         assert not layers
     else:
-        assert layers == [count for count in (3 - plan.quest_layers, plan.quest_layers) if count]
+        assert layers == [count for count in (3 - plan.sparse_layers, plan.sparse_layers) if count]
         lane_slots = [each.parcels * each.parcel_slots for each in plan.hot_classes]
-        assert lane_slots == [2 * 32] * (plan.quest_layers < 3) + [2 * 8] * (plan.quest_layers > 0)
+        assert lane_slots == [2 * 32] * (plan.sparse_layers < 3) + [2 * 8] * (plan.sparse_layers > 0)
 
 
 def test_rows_of_the_longest_length_all_fit_the_device_cache_by_default() -> None:

@@ -29,7 +29,7 @@ def test_the_index_plane_is_the_bounds_of_the_kv_plane(tmp_path: Path, sharing: 
         }
     )
     engine = OfflineEngine(settings, 8 * 2**20)
-    shape, index = engine.plan.shape, engine.runner.bounds
+    shape, index = engine.plan.shape, engine.runner.index
     assert isinstance(index, BoundsIndex)
     sequence = Sequence("r", 0, [3 + 7 * i % 200 for i in range(150)], Sampling(), seed=0, max_tokens=60)
     pages: list[int] = []
@@ -46,7 +46,7 @@ def test_the_index_plane_is_the_bounds_of_the_kv_plane(tmp_path: Path, sharing: 
         records = engine.arena.kv_blocks(layer).view(
             -1, shape.groups, shape.blocks_per_page, shape.block_tokens, 2, shape.heads, shape.head_dim
         )
-        saved = engine.arena.bounds(layer).view(-1, shape.blocks_per_page, shape.kv_heads, 2, shape.head_dim)
+        saved = engine.arena.index(layer).view(-1, shape.blocks_per_page, shape.kv_heads, 2, shape.head_dim)
         for page in pages[: computed // 64]:
             keys = (
                 records[page, :, :, :, 0].permute(1, 2, 0, 3, 4).flatten(2, 3)
@@ -56,4 +56,4 @@ def test_the_index_plane_is_the_bounds_of_the_kv_plane(tmp_path: Path, sharing: 
         opened = records[pages[3], :, :1, :, 0].permute(1, 2, 0, 3, 4).flatten(2, 3)  # its one full block
         assert torch.equal(saved[pages[3], :1, :, 0], opened.amax(1))
         assert not saved[pages[3], 1:].any()
-    assert not engine.arena.bounds(0).any(), "a dense layer has no bounds"
+    assert not engine.arena.index(0).any(), "a dense layer has no bounds"

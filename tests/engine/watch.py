@@ -25,16 +25,16 @@ class Watch:
         if plan.loads:
             self.loads += 1
         if plan.loads and self.poison:
-            residence, bounds = self.engine.runner.residence, self.engine.runner.bounds
+            residence, index = self.engine.runner.residence, self.engine.runner.index
             for layer in range(self.engine.plan.shape.layers):
                 residence.pool(layer).fill_(float("nan"))
-            if bounds is not None:
-                bounds.pool.fill_(float("nan"))
+            if index is not None:
+                index.pool.fill_(float("nan"))
         if self.of.host_pages:
             self._pages = [page.page for page in self.of.host_pages]
 
     def bytes(self) -> list[torch.Tensor]:
-        """Layer by layer, records of all tokens that were computed and bounds of all full blocks."""
+        """Layer by layer, records of all tokens that were computed and the index of all full blocks."""
         shape, arena = self.engine.plan.shape, self.engine.arena
         tokens = len(self.of.prompt) + len(self.of.generated) - 1
         found = []
@@ -42,6 +42,7 @@ class Watch:
             records = arena.kv_blocks(layer).view(-1, shape.groups, shape.page_tokens, shape.record_elements)
             own = records[self._pages].transpose(1, 2).flatten(0, 1)
             found.append(own[:tokens].cpu())
-            blocks = arena.bounds(layer).view(-1, shape.blocks_per_page, shape.kv_heads * 2 * shape.head_dim)
-            found.append(blocks[self._pages].flatten(0, 1)[: tokens // shape.block_tokens].cpu())
+            if shape.chooses(layer):
+                blocks = arena.index(layer).view(-1, shape.blocks_per_page, shape.entry_elements)
+                found.append(blocks[self._pages].flatten(0, 1)[: tokens // shape.block_tokens].cpu())
         return found

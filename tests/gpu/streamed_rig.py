@@ -34,7 +34,7 @@ class Rig:
     """An arena, one row of it, and the path; `on_host` is the arena as the CPU sees it."""
 
     def __init__(self, path: Path, edge_bytes: int = 2**33) -> None:
-        planes = SHAPE.planes(with_bounds=False)
+        planes = SHAPE.planes(with_index=False)
         self.layout = ArenaLayout.fit(
             2**21 + PAGES * sum(plane.page_bytes for plane in planes), SHAPE.page_tokens, planes
         )

@@ -121,7 +121,7 @@ def arena() -> Iterator[tuple[Path, ArenaLayout]]:
         path = Path(directory) / "arena.bin"
         with path.open("wb") as file:
             file.truncate(96 * MIB)
-        yield path, ArenaLayout.fit(96 * MIB, SHAPE.page_tokens, SHAPE.planes(with_bounds=True))
+        yield path, ArenaLayout.fit(96 * MIB, SHAPE.page_tokens, SHAPE.planes(with_index=True))
 
 
 def test_one_arena_all_of_it_in_memory(arena: tuple[Path, ArenaLayout]) -> None:

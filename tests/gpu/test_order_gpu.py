@@ -71,7 +71,7 @@ def test_a_step_s_pages_are_complete_when_its_tokens_are_there(
 ) -> None:
     engine = engine_of(model, mode)
     runner = engine.runner
-    assert runner.bounds is not None
+    assert runner.index is not None
     engine.scheduler.submit([Request("a", 0, [(7 * i) % 9000 for i in range(640)], Sampling(), 7, 100)])
     engine.step()  # 512 tokens of it; everything is warm now
     torch.cuda.synchronize()
@@ -79,7 +79,7 @@ def test_a_step_s_pages_are_complete_when_its_tokens_are_there(
     if late == "records":
         monkeypatch.setattr(runner.residence, "write", lagging(runner.residence.write))
     elif late == "bounds":
-        monkeypatch.setattr(type(runner.bounds), "save", lagging(type(runner.bounds).save))
+        monkeypatch.setattr(type(runner.index), "save", lagging(type(runner.index).save))
     else:
         engine.step()
     plan = engine.scheduler.plan()
@@ -87,7 +87,7 @@ def test_a_step_s_pages_are_complete_when_its_tokens_are_there(
     if late == "appended":
         torch.cuda._sleep(LAG_CYCLES)  # type: ignore[no-untyped-call]  # torch leaves it untyped
     pages = {page.page for sequence in engine.scheduler.running for page in sequence.host_pages}
-    arena = [engine.arena.bounds(1)[page] for page in sorted(pages)]
+    arena = [engine.arena.index(1)[page] for page in sorted(pages)]
     shape = engine.plan.shape
     per_page = shape.groups * shape.blocks_per_page
     arena += [engine.arena.kv_blocks(1)[page * per_page : (page + 1) * per_page] for page in sorted(pages)]

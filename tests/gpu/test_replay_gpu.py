@@ -11,8 +11,8 @@ import torch
 from services.decoder.kernels.counter import Counter
 from services.decoder.kernels.gpu.host_memory import RegisteredMemory
 from services.decoder.kernels.gpu.replay import ReplayCall, ReplayShape
-from services.decoder.kernels.replay import MissPlan, replay
-from services.decoder.kernels.step_kernels import LayerStore
+from services.decoder.kernels.replay import replay
+from services.decoder.kernels.step_kernels import LayerStore, MissPlan
 from tests.gpu.test_resolve_gpu import Case, Rig
 
 pytestmark = pytest.mark.gpu

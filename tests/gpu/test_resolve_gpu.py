@@ -18,9 +18,9 @@ from services.decoder.kernels.counter import Counter
 from services.decoder.kernels.gpu.host_memory import RegisteredMemory
 from services.decoder.kernels.gpu.resolve import ResolveCall, ResolveShape
 from services.decoder.kernels.lanes import layer_of
-from services.decoder.kernels.replay import MissPlan, plan_of
+from services.decoder.kernels.replay import plan_of
 from services.decoder.kernels.resolve import resolve
-from services.decoder.kernels.step_kernels import LayerStore
+from services.decoder.kernels.step_kernels import LayerStore, MissPlan
 from tests.decoder.parcels import Parcels, follow
 
 pytestmark = pytest.mark.gpu

@@ -92,7 +92,7 @@ def test_the_readme_has_every_word_of_the_house() -> None:
 
 def test_the_readme_names_the_model_types_that_are_served() -> None:
     [types] = re.findall(
-        r"^SUPPORTED = \((.*)\)", (ROOT / "services/decoder/models/spec.py").read_text(), re.MULTILINE
+        r"^SUPPORTED = \(([^)]*)\)", (ROOT / "services/decoder/models/spec.py").read_text(), re.MULTILINE
     )
     *most, last = re.findall(r'"(\w+)"', types)
     assert f"model types {', '.join(most)} and {last}" in README.read_text()

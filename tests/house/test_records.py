@@ -41,7 +41,7 @@ FIGURES = _table("## Figures")
 def test_figures(row: list[str]) -> None:
     model, dtype, sharing = row[0].split(", ")
     shape = _shape(model, dtype, sharing)
-    kv, index = shape.planes(with_bounds=True)
+    kv, index = shape.planes(with_index=True)
     page_bytes = kv.page_bytes + index.page_bytes
     expected = [
         shape.record_elements * shape.dtype.itemsize,
@@ -55,12 +55,38 @@ def test_figures(row: list[str]) -> None:
     assert index.page_bytes * 16 == kv.page_bytes, "one eighth of the keys, which are half of it"
 
 
+INDEXERS = {"DeepSeek-V3.2": range(61), "GLM-5.2": (0, 1, *range(2, 78, 4))}
+"""Model -> its layers that choose; 21 of GLM's 78."""
+LATENT_FIGURES = _table("Models with latent records, 64-token pages:\n")
+
+
+@pytest.mark.parametrize("row", LATENT_FIGURES, ids=[row[0] for row in LATENT_FIGURES])
+def test_figures_of_latent_records(row: list[str]) -> None:
+    model, dtype = row[0].split(", ")
+    choosing = INDEXERS[model]
+    layers = 78 if model == "GLM-5.2" else 61
+    anchors = tuple(max(layer for layer in choosing if layer <= at) for at in range(layers))
+    shape = KvShape(layers, 1, 512 + 64, 1, 1, 64, getattr(torch, dtype), 512, 128, anchors)
+    kv, index = shape.planes(with_index=True)
+    expected = [
+        shape.block_bytes,
+        index.layers[0].entry_bytes,
+        kv.layers[0].page_bytes,
+        index.layers[0].page_bytes,
+        kv.page_bytes + index.page_bytes,
+        kv.page_bytes // 64,
+        index.page_bytes // 64,
+    ]
+    assert [int(cell.replace(",", "")) for cell in row[1:]] == expected
+    assert sum(layer.page_bytes > 0 for layer in index.layers) == len(choosing)
+
+
 def test_pages_of_the_default_arena() -> None:
     default = KvStoreSettings.model_fields["arena_bytes"].default
     assert default == 2**30
     for dtype, pages, tokens in re.findall(r"in (\w+) (?:gets )?([\d,]+) pages, ([\d,]+) tokens", TEXT):
         layout = ArenaLayout.fit(
-            default, 64, _shape("SmolLM2-135M", dtype, "kv_head").planes(with_bounds=True)
+            default, 64, _shape("SmolLM2-135M", dtype, "kv_head").planes(with_index=True)
         )
         assert layout.page_count == int(pages.replace(",", ""))
         assert layout.page_count * 64 == int(tokens.replace(",", ""))
@@ -69,7 +95,7 @@ def test_pages_of_the_default_arena() -> None:
 
 
 def test_regions_of_the_file() -> None:
-    planes = _shape("SmolLM2-135M", "float32", "kv_head").planes(with_bounds=True)
+    planes = _shape("SmolLM2-135M", "float32", "kv_head").planes(with_index=True)
     layout = ArenaLayout.fit(2**30, 64, planes)
     assert FILE_HEADER_BYTES == layout.page_headers_offset == 64 * 1024
     assert REGION_ALIGNMENT == 2 * 2**20
@@ -104,7 +130,7 @@ def test_the_page_header() -> None:
 
 def test_the_file_header() -> None:
     buffer = bytearray(FILE_HEADER_BYTES)
-    planes = _shape("SmolLM2-135M", "float32", "kv_head").planes(with_bounds=True)
+    planes = _shape("SmolLM2-135M", "float32", "kv_head").planes(with_index=True)
     header = FileHeader(64, bytes(range(32)), planes)
     write_file_header(memoryview(buffer), header)
     assert bytes(buffer[:8]) == b"HOTSETAR"

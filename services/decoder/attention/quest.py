@@ -27,7 +27,7 @@ class Quest:
     def fill(self, chunk: PrefillChunk, key: Tensor) -> None:
         """Bounds of every block that the chunk touches."""
         bounds = self.bounds.device.flatten(0, 1)
-        self._kernels.fill_bounds(bounds, key, chunk.bounds_blocks, self._block_tokens)
+        self._kernels.fill_bounds(bounds, key, chunk.index_blocks, self._block_tokens)
 
     def observe(self, batch: DecodeBatch, key: Tensor) -> None:
         """Nothing yet: append takes the key into the open block's bounds."""

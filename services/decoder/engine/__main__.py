@@ -81,6 +81,7 @@ def load(
         kv_planes,
         kv_shape,
     )
+    from services.decoder.engine.model_settings import settings_for
     from services.decoder.engine.scheduler import Scheduler
     from services.decoder.kv.arena_map import ArenaMap
     from services.decoder.kv.device_pages import DevicePages
@@ -95,6 +96,7 @@ def load(
     check_device(device)
     dtype = resolve_dtype(settings.dtype, device)
     spec = ModelSpec.read(settings.model)
+    settings = settings_for(settings, spec)
     shape = kv_shape(settings, spec, dtype)
     planes = kv_planes(settings, shape)
     servicer.progress(f"attaching to kvstore at {settings.kvstore}")

@@ -11,8 +11,10 @@ from collections.abc import Callable
 import torch
 
 from services.contract.errors import SetupError
+from services.decoder.attention.dsa import Dsa
 from services.decoder.attention.everything import Everything
 from services.decoder.attention.heart import Heart
+from services.decoder.attention.latent_heart import LatentHeart
 from services.decoder.attention.quest import Quest
 from services.decoder.attention.selector import Selector
 from services.decoder.engine.capacity_book import CapacityBook
@@ -34,6 +36,7 @@ from services.decoder.kv.bounds_index import BoundsIndex
 from services.decoder.kv.full import Full
 from services.decoder.kv.history import Window
 from services.decoder.kv.hot_buffer import HotBuffer
+from services.decoder.kv.paged_index import PagedIndex
 from services.decoder.kv.residence import Residence
 from services.decoder.kv.row_tables import RowTables
 from services.decoder.kv.tiered import Tiered
@@ -53,7 +56,8 @@ def assemble(
 ) -> Runner:
     """Allocate everything that the plan counts, and wire it.
 
-    `wrap` may put another selector before a layer's own: a recorder of choices, or a benchmark's trace.
+    `wrap` may put another selector before a layer's own: a recorder of choices, or a benchmark's trace. It is
+    not asked about models that choose by an indexer of their own.
     """
     shape, settings = plan.shape, plan.settings
     kernels = step_kernels(plan, device)
@@ -66,10 +70,17 @@ def assemble(
         window = Window(kernels, shape, settings.whole_window_tokens, device)
         path = arena_path(plan, kernels, arena, device, reads=False)
         residence = Full(kernels, arena, shape, plan.device_pages, tables, path, window)
+    if model.spec.latent is not None:
+        keys = PagedIndex(arena, shape, plan.device_pages, plan.index_layers, device)
+        choosing = {
+            layer: Dsa(keys.entries(layer), shape.page_tokens, plan.top_k) for layer in plan.index_layers
+        }
+        latent_heart = LatentHeart(kernels, shape, residence, choosing)
+        return Runner(model, shape, tables, residence, keys, latent_heart, HostDraw(), None)
     bounds = None
-    if plan.quest_layers:
-        bounds = BoundsIndex(arena, shape, plan.device_pages, plan.quest_layers, device)
-    dense = shape.layers - plan.quest_layers
+    if plan.sparse_layers:
+        bounds = BoundsIndex(arena, shape, plan.device_pages, plan.sparse_layers, device)
+    dense = shape.layers - plan.sparse_layers
     selectors: list[Selector] = [
         Quest(kernels, shape, bounds.layer(layer), plan.top_k)
         if bounds is not None and layer >= dense

@@ -22,14 +22,14 @@ _DENSE_SHARE = 0.5
 
 
 def hot_classes(
-    settings: DecoderSettings, shape: KvShape, quest_layers: int, max_blocks: int, room_bytes: int | None
+    settings: DecoderSettings, shape: KvShape, sparse_layers: int, max_blocks: int, room_bytes: int | None
 ) -> tuple[HotClass, ...]:
-    """The classes of layers: those that attend to everything, then Quest's; either may be missing.
+    """The classes of layers: those that attend to everything, then the sparse ones; either may be missing.
 
     Args:
         settings: what was asked.
         shape: of blocks.
-        quest_layers: layers in which Quest chooses, the last ones.
+        sparse_layers: layers that read what a selector chooses, the last ones.
         max_blocks: of the longest row.
         room_bytes: device memory for pools and their tables; None = no limit is known.
 
@@ -38,19 +38,19 @@ def hot_classes(
     """
     budget = settings.hot_bytes or room_bytes
     classes = []
-    if dense_layers := shape.layers - quest_layers:
-        limit = budget if budget is None or not quest_layers else int(budget * _DENSE_SHARE)
+    if dense_layers := shape.layers - sparse_layers:
+        limit = budget if budget is None or not sparse_layers else int(budget * _DENSE_SHARE)
         # A step reads every block of a row, so its floor is all that it may reach.
         dense = _class(shape, dense_layers, max_blocks, max_blocks, settings.max_rows * max_blocks, limit)
         classes.append(dense)
         if budget is not None:
             budget -= dense.parcels * _parcel_bytes(shape, dense)
-    if quest_layers:
+    if sparse_layers:
         floor = min(settings.floor_tokens // shape.block_tokens, max_blocks)
         most = max(floor, min(max_blocks, _MOST_LANE_SLOTS))
         usual = min(settings.usual_tokens // shape.block_tokens, max_blocks)
         wanted = settings.max_rows * (usual if budget is None else most)
-        classes.append(_class(shape, quest_layers, floor, most, wanted, budget))
+        classes.append(_class(shape, sparse_layers, floor, most, wanted, budget))
     return tuple(classes)
 
 
@@ -60,7 +60,8 @@ def _class(
     """A class whose lanes together hold `wanted_blocks`, or what fits into `limit` bytes."""
     size = parcel_slots_for(floor_blocks)
     floor, most = -(-floor_blocks // size), -(-most_blocks // size)
-    made = HotClass(layers, max(floor, -(-wanted_blocks // size)), size, floor, most)
+    followers = sum(not shape.chooses(layer) for layer in range(shape.layers - layers, shape.layers))
+    made = HotClass(layers, max(floor, -(-wanted_blocks // size)), size, floor, most, followers)
     a_parcel = _parcel_bytes(shape, made)
     parcels = made.parcels if limit is None else min(made.parcels, limit // a_parcel)
     if parcels < floor:
@@ -74,4 +75,5 @@ def _class(
 
 def _parcel_bytes(shape: KvShape, of: HotClass) -> int:
     """A parcel in all layers of its class, with its tables."""
-    return of.layers * shape.groups * of.parcel_slots * (shape.block_bytes + _TABLE_BYTES)
+    slots = shape.groups * of.parcel_slots
+    return slots * (of.layers * shape.block_bytes + (of.layers - of.followers) * _TABLE_BYTES)

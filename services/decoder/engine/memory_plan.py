@@ -28,6 +28,7 @@ RECORD_FORMAT = b"gqa-kv-1"
 def kv_shape(settings: DecoderSettings, spec: ModelSpec, dtype: torch.dtype) -> KvShape:
     """Sizes of records, blocks and pages."""
     shared = settings.selector == "quest" and settings.quest_sharing == "layer"
+    latent = spec.latent
     return KvShape(
         layers=spec.layers,
         kv_heads=spec.kv_heads,
@@ -36,12 +37,15 @@ def kv_shape(settings: DecoderSettings, spec: ModelSpec, dtype: torch.dtype) -> 
         block_tokens=settings.block_tokens,
         page_tokens=settings.page_tokens,
         dtype=dtype,
+        latent=latent.latent if latent else 0,
+        index_dim=latent.index_dim if latent else 0,
+        anchors=latent.anchors if latent else (),
     )
 
 
 def kv_planes(settings: DecoderSettings, shape: KvShape) -> tuple[Plane, ...]:
     """What the arena keeps of every page."""
-    return shape.planes(with_bounds=settings.selector == "quest")
+    return shape.planes(with_index=settings.selector != "everything")
 
 
 def kv_fingerprint(spec: ModelSpec, shape: KvShape) -> bytes:
@@ -70,7 +74,7 @@ class MemoryPlan:
     layout: ArenaLayout
     max_model_len: int  # tokens
     device_pages: int
-    quest_layers: int  # the layers behind the dense ones, if the selector is Quest
+    sparse_layers: int  # in which not everything is read: those behind the dense ones, unless all are
     weight_bytes: int
     sampling_bytes: int  # the device sampler's tables; on the CPU there are none
     step_tokens: int  # a step computes at most, prefill included
@@ -127,7 +131,7 @@ class MemoryPlan:
             layout=layout,
             max_model_len=longest,
             device_pages=shape.pages_for(cached) if cached else settings.max_rows * shape.pages_for(longest),
-            quest_layers=spec.layers - settings.dense_layers if settings.selector == "quest" else 0,
+            sparse_layers=0 if settings.selector == "everything" else spec.layers - settings.dense_layers,
             weight_bytes=weight_bytes,
             sampling_bytes=DeviceSampler.device_bytes(settings.max_rows, spec.vocab_size)
             if device.type == "cuda"
@@ -140,7 +144,7 @@ class MemoryPlan:
             return plan
         if room_bytes is not None:
             room_bytes -= plan.index_bytes + plan.table_bytes + plan.sampling_bytes + plan.window_bytes
-        classes = hot_classes(settings, shape, plan.quest_layers, plan.max_blocks, room_bytes)
+        classes = hot_classes(settings, shape, plan.sparse_layers, plan.max_blocks, room_bytes)
         return replace(plan, hot_classes=classes)
 
     @property
@@ -155,7 +159,7 @@ class MemoryPlan:
 
     @property
     def top_k(self) -> int:
-        """Blocks a Quest layer chooses for a lane."""
+        """Blocks a layer chooses for a lane at most."""
         return self.settings.budget_tokens // self.shape.block_tokens
 
     @property
@@ -174,7 +178,14 @@ class MemoryPlan:
     @property
     def index_bytes(self) -> int:
         """The selector's index."""
-        return self.quest_layers * self.device_pages * self.shape.bounds_elements * self.shape.dtype.itemsize
+        page_bytes = self.shape.index_elements * self.shape.dtype.itemsize
+        return len(self.index_layers) * self.device_pages * page_bytes
+
+    @property
+    def index_layers(self) -> list[int]:
+        """The layers that have an index."""
+        layers = range(self.shape.layers - self.sparse_layers, self.shape.layers)
+        return [layer for layer in layers if self.shape.chooses(layer)]
 
     @property
     def token_bytes(self) -> int:
@@ -187,10 +198,10 @@ class MemoryPlan:
         """Tables of rows, lanes and hot slots, int32."""
         rows, groups = self.settings.max_rows, self.shape.groups
         entries = rows * 2 * self.max_pages
-        if self.settings.kv_mode == "tiered":
-            entries += rows * groups * self.max_blocks * self.shape.layers
         for each in self.hot_classes:
-            entries += 2 * each.layers * each.pool_slots(groups) + rows * (each.most + 1)
+            tables = each.layers - each.followers
+            entries += tables * (rows * groups * self.max_blocks + 2 * each.pool_slots(groups))
+            entries += rows * (each.most + 1)
         return 4 * entries
 
     def table(self) -> str:

@@ -17,6 +17,7 @@ from services.contract.layout import ArenaLayout
 from services.decoder.engine.assembly import Wrap, assemble, capacity_book, dense_ops, limits_of, page_hasher
 from services.decoder.engine.host_pages import LocalPages
 from services.decoder.engine.memory_plan import MemoryPlan, device_room, kv_fingerprint, kv_planes, kv_shape
+from services.decoder.engine.model_settings import settings_for
 from services.decoder.engine.scheduler import Scheduler
 from services.decoder.engine.sequence import Sequence
 from services.decoder.engine.step_plan import StepPlan
@@ -44,6 +45,7 @@ class OfflineEngine:
             spec = ModelSpec.read(settings.model)
             model = CausalLM(spec, resolve_dtype(settings.dtype, device), device, dense=dense_ops(device))
         spec, self.model = model.spec, model
+        settings = settings_for(settings, spec)
         shape = kv_shape(settings, spec, self.model.dtype)
         layout = ArenaLayout.fit(arena_bytes, shape.page_tokens, kv_planes(settings, shape))
         self.plan = MemoryPlan.derive(

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from services.decoder.attention.heart import Heart
-from services.decoder.attention.step import Step
+from services.decoder.attention.latent_heart import LatentHeart
+from services.decoder.attention.latent_step import step_over
 from services.decoder.engine.decode_graphs import DecodeGraphs
 from services.decoder.engine.draw import Draw, Drawn
 from services.decoder.engine.sampler import score_prompt
@@ -19,7 +20,7 @@ from services.decoder.engine.sequence import SampledToken, Sequence
 from services.decoder.engine.step_clock import Mark, StepClock
 from services.decoder.engine.step_plan import StepPlan
 from services.decoder.kv.batch import PrefillChunk, decode_batch
-from services.decoder.kv.bounds_index import BoundsIndex
+from services.decoder.kv.paged_index import PagedIndex
 from services.decoder.kv.residence import Residence
 from services.decoder.kv.row_tables import RowTables
 from services.decoder.kv.shape import KvShape
@@ -61,8 +62,8 @@ class Runner:
     shape: KvShape
     tables: RowTables
     residence: Residence
-    bounds: BoundsIndex | None
-    heart: Heart
+    index: PagedIndex | None
+    heart: Heart | LatentHeart
     draw: Draw
     graphs: DecodeGraphs | None  # on a GPU, where decode rows run by themselves
     clock: StepClock | None = None  # on a GPU
@@ -95,14 +96,14 @@ class Runner:
         for row, first, host_pages, device_pages in plan.new_pages:
             self.tables.put(row, first, host_pages, device_pages)
         self.residence.load(plan.loads)
-        if self.bounds is not None:
-            self.bounds.load(plan.loads)
+        if self.index is not None:
+            self.index.load(plan.loads)
         for sequence in plan.seats:
             self.residence.seat(_row(sequence), sequence.computed)
-            if self.bounds is not None:
+            if self.index is not None:
                 last = (sequence.computed - 1) // self.shape.page_tokens
                 host, device = sequence.host_pages[last].page, sequence.device_pages[last]
-                self.bounds.reopen(host, device, sequence.computed)
+                self.index.reopen(host, device, sequence.computed)
             self.draw.seat(sequence)
         if not plan.tokens:
             return RunningStep(plan, [], None, self._done(plan))
@@ -127,9 +128,9 @@ class Runner:
             hidden = self._forward(plan, chunks, with_decodes=logits is None)
         if chunks:
             self.residence.finish()
-            if self.bounds is not None:
+            if self.index is not None:
                 # Before the draw: who has the step's tokens may seal its pages.
-                self.bounds.save(self._prefilled_pages(plan))
+                self.index.save(self._prefilled_pages(plan))
         if hidden is not None:
             self._score_prompts(plan, hidden)
         rows, drawn = self._sample(plan, logits, hidden)
@@ -173,7 +174,7 @@ class Runner:
         for sequence, start, end in plan.chunks:
             tokens += sequence.prompt[start:end]
             positions += range(start, end)
-        return self.model.hidden(tokens, positions, Step(self.heart, batch, chunks))
+        return self.model.hidden(tokens, positions, step_over(self.heart, batch, chunks))
 
     def _sample(
         self, plan: StepPlan, logits: Tensor | None, hidden: Tensor | None

@@ -14,15 +14,15 @@ def make_records(key: Tensor, value: Tensor, groups: int) -> Tensor:
 
     Args:
         key: [tokens, kv_heads, head_dim], after rope.
-        value: the same shape.
+        value: the same shape; [tokens, kv_heads, 0] where the key is all there is.
         groups: divides kv_heads.
 
     Returns:
         [tokens * groups, record elements], token-major.
     """
-    tokens, kv_heads, head_dim = key.shape
-    shape = (tokens, groups, 1, kv_heads // groups, head_dim)
-    return torch.cat([key.reshape(shape), value.reshape(shape)], dim=2).view(tokens * groups, -1)
+    tokens, kv_heads, _ = key.shape
+    sides = [side.reshape(tokens * groups, kv_heads // groups * side.shape[2]) for side in (key, value)]
+    return torch.cat(sides, dim=1)
 
 
 def append(records: Tensor, pool: Tensor, pool_index: Tensor, arena: Tensor, arena_index: Tensor) -> None:

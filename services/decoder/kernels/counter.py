@@ -9,7 +9,10 @@ from enum import IntEnum
 
 
 class Counter(IntEnum):
-    """Columns of a layer's counters; hits + misses = chosen, fetched bytes = misses x block bytes."""
+    """Columns of a layer's counters; hits + misses = chosen, fetched bytes = misses x block bytes.
+
+    A layer that follows another one's choice counts only its own misses, bytes and time.
+    """
 
     CHOSEN = 0  # distinct blocks selected; the open block only if chosen
     HITS = 1

@@ -108,16 +108,16 @@ class DecodeBatch:
         return home * self.block_tokens + self.lane_offset
 
     @cached_property
-    def bounds_block(self) -> Tensor:
+    def index_block(self) -> Tensor:
         """[R] int64 = device page * blocks a page + block in page, of the open block."""
-        return self._bounds_block(self.row_device_pages)
+        return self._entry_of(self.row_device_pages)
 
     @cached_property
-    def host_bounds_block(self) -> Tensor:
+    def host_index_block(self) -> Tensor:
         """[R] int64 = host page * blocks a page + block in page, of the open block."""
-        return self._bounds_block(self._pages(self.host_pages).long())
+        return self._entry_of(self._pages(self.host_pages).long())
 
-    def _bounds_block(self, pages: Tensor) -> Tensor:
+    def _entry_of(self, pages: Tensor) -> Tensor:
         page = pages.gather(1, (self.open_block // self.blocks_per_page).unsqueeze(1)).squeeze(1)
         return page * self.blocks_per_page + self.open_block % self.blocks_per_page
 

@@ -6,23 +6,12 @@ plan, one layer's pool and its arena region; no tables.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from services.decoder.kernels.counter import Counter
 from services.decoder.kernels.lru import Assignment
-from services.decoder.kernels.step_kernels import LayerStore
-
-
-@dataclass(frozen=True, slots=True)
-class MissPlan:
-    """What a step of resolve fetched, lane by lane, in the order of the selection; good for every layer."""
-
-    source: Tensor  # [lanes, top_k] int32 blocks of a layer's arena region
-    target: Tensor  # [lanes, top_k] int32 pool slots
-    count: Tensor  # [lanes] int32; the columns from there on mean nothing
+from services.decoder.kernels.step_kernels import LayerStore, MissPlan
 
 
 def plan_of(found: Assignment, host_blocks: Tensor) -> MissPlan:

@@ -11,10 +11,18 @@ from torch import Tensor
 from services.decoder.kernels.norm import rms_norm
 
 
-def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def turn_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Half-split rotation of [R, heads, D] by [R, 1, D], each product rounded as in transformers."""
     low, high = x.chunk(2, dim=-1)
     return x * cos + torch.cat([-high, low], dim=-1) * sin
+
+
+def turn_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotation of numbers that lie side by side, in the shapes of `turn_halves`.
+
+    The firsts of all pairs come out before the seconds: a query and a key turned alike have the same product.
+    """
+    return turn_halves(torch.cat([x[..., 0::2], x[..., 1::2]], dim=-1), cos, sin)
 
 
 def rotate(
@@ -52,4 +60,4 @@ def rotate(
     if k_norm is not None:
         key = rms_norm(key, k_norm, eps)
     cos_row, sin_row = (table.index_select(0, position).unsqueeze(1) for table in (cos, sin))
-    return _turn(query, cos_row, sin_row), _turn(key, cos_row, sin_row), value
+    return turn_halves(query, cos_row, sin_row), turn_halves(key, cos_row, sin_row), value

@@ -29,11 +29,21 @@ class LayerStore:
     counters: Tensor  # [len(Counter)] int64
 
 
+@dataclass(frozen=True, slots=True)
+class MissPlan:
+    """What a step of resolve fetched, lane by lane, in the order of the selection; good for every layer."""
+
+    source: Tensor  # [lanes, top_k] int32 blocks of a layer's arena region
+    target: Tensor  # [lanes, top_k] int32 pool slots
+    count: Tensor  # [lanes] int32; the columns from there on mean nothing
+
+
 class Placement(NamedTuple):
     """Where a step's blocks lie in a layer's pool."""
 
     slots: Tensor  # [L, top_k] int32, -1 where nothing was selected
     open_slot: Tensor  # [L] int32
+    plan: MissPlan | None = None  # what was fetched for it, where other layers will follow
 
 
 class StepKernels(Protocol):
@@ -52,14 +62,20 @@ class StepKernels(Protocol):
             [L, at most top_k] int32 blocks, the open one always among them, -1 pads.
         """
 
-    def resolve(self, batch: DecodeBatch, layer: LayerStore, selected: Tensor) -> Placement:
+    def resolve(
+        self, batch: DecodeBatch, layer: LayerStore, selected: Tensor, *, followed: bool = False
+    ) -> Placement:
         """Make every selected block readable in the layer's pool, as DESIGN section 4 says.
 
         Args:
             batch: the step's rows.
             layer: tables and bytes.
             selected: [L, top_k] int32 blocks, -1 = none.
+            followed: write the placement's plan, too.
         """
+
+    def replay(self, layer: LayerStore, plan: MissPlan) -> None:
+        """Fetch into a layer that shares the tables what the plan's resolve fetched into its own."""
 
     def locate(self, batch: DecodeBatch, selected: Tensor, counters: Tensor) -> Placement:
         """Where device-resident blocks lie: `resolve` for a pool that holds everything.

@@ -17,9 +17,10 @@ from services.decoder.kernels.bounds import BlockBounds, append_bounds, fill_bou
 from services.decoder.kernels.counter import Counter
 from services.decoder.kernels.decode_batch import DecodeBatch
 from services.decoder.kernels.gather_pages import gather_pages
+from services.decoder.kernels.replay import plan_of, replay
 from services.decoder.kernels.resolve import resolve
 from services.decoder.kernels.select import all_blocks, score_blocks, top_blocks
-from services.decoder.kernels.step_kernels import LayerStore, Placement
+from services.decoder.kernels.step_kernels import LayerStore, MissPlan, Placement
 from services.decoder.kernels.write_run import write_run
 
 
@@ -33,12 +34,21 @@ class Twins:
         scores = score_blocks(bounds, batch.row_device_pages, query, batch.groups)
         return top_blocks(scores, batch.open_block, top_k).flatten(0, 1)
 
-    def resolve(self, batch: DecodeBatch, layer: LayerStore, selected: Tensor) -> Placement:
+    def resolve(
+        self, batch: DecodeBatch, layer: LayerStore, selected: Tensor, *, followed: bool = False
+    ) -> Placement:
         """kernels/resolve.py, timed."""
         begun = perf_counter_ns()
         found = resolve(layer, batch.lanes, selected, batch.lane_open_block, batch.host_blocks)
         layer.counters[Counter.NANOSECONDS] += perf_counter_ns() - begun
-        return Placement(found.slots, found.open_slot)
+        plan = plan_of(found, batch.host_blocks) if followed else None
+        return Placement(found.slots, found.open_slot, plan)
+
+    def replay(self, layer: LayerStore, plan: MissPlan) -> None:
+        """kernels/replay.py, timed."""
+        begun = perf_counter_ns()
+        replay(layer, plan)
+        layer.counters[Counter.NANOSECONDS] += perf_counter_ns() - begun
 
     def locate(self, batch: DecodeBatch, selected: Tensor, counters: Tensor) -> Placement:
         """A look-up in the rows' page tables."""
@@ -76,10 +86,10 @@ class Twins:
         )
         if bounds is not None:
             device = bounds.device.flatten(0, 1)
-            append_bounds(device, key, batch.bounds_block, batch.fresh)
+            append_bounds(device, key, batch.index_block, batch.fresh)
             if batch.filled is not None:
-                full = device.index_select(0, batch.bounds_block[batch.filled])
-                bounds.arena.flatten(0, 1).index_copy_(0, batch.host_bounds_block[batch.filled], full)
+                full = device.index_select(0, batch.index_block[batch.filled])
+                bounds.arena.flatten(0, 1).index_copy_(0, batch.host_index_block[batch.filled], full)
 
     def attend(
         self, batch: DecodeBatch, query: Tensor, pool: Tensor, slots: Tensor, selected: Tensor, scaling: float

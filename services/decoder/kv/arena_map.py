@@ -65,9 +65,9 @@ class ArenaMap:
         blocks = self.layout.page_count * shape.groups * shape.blocks_per_page
         return self._view("kv", layer, blocks * shape.block_elements).view(blocks, shape.block_elements)
 
-    def bounds(self, layer: int) -> Tensor:
-        """[host pages, bounds elements] of one layer."""
-        count = self.layout.page_count * self._shape.bounds_elements
+    def index(self, layer: int) -> Tensor:
+        """[host pages, index elements] of one layer that has an index."""
+        count = self.layout.page_count * self._shape.index_elements
         return self._view("index", layer, count).view(self.layout.page_count, -1)
 
     def _view(self, plane: str, layer: int, count: int) -> Tensor:

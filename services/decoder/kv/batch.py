@@ -54,7 +54,7 @@ class PrefillChunk:
     arena_pages: Tensor  # [pages up to the end] int32 in host memory, where they lie in the arena
     host_pages: Tensor  # the same on the device
     device_pages: Tensor  # [pages up to the end] int32
-    bounds_blocks: Tensor  # [blocks the chunk touches] int64
+    index_blocks: Tensor  # [blocks the chunk touches] int64
 
     @classmethod
     def build(cls, shape: KvShape, tables: RowTables, row: int, start: int, end: int) -> PrefillChunk:
@@ -77,5 +77,5 @@ class PrefillChunk:
             arena_pages=tables.arena_pages(row, pages),
             host_pages=tables.host_pages[row, :pages],
             device_pages=resident,
-            bounds_blocks=page * shape.blocks_per_page + block % shape.blocks_per_page,
+            index_blocks=page * shape.blocks_per_page + block % shape.blocks_per_page,
         )

@@ -87,6 +87,10 @@ class Full:
         """A look-up in the row's page table."""
         return self._kernels.locate(batch, selected, self.counters[layer])
 
+    def follow(self, layer: int, batch: DecodeBatch, selected: Tensor, anchor: Placement) -> Placement:
+        """Pages are the same in all layers."""
+        return anchor
+
     def append(
         self,
         layer: int,
@@ -102,8 +106,7 @@ class Full:
 
     def pool(self, layer: int) -> Tensor:
         """The layer's pages, as blocks."""
-        shape = self._shape
-        return self._pools[layer].view(-1, shape.block_tokens, 2, shape.heads, shape.head_dim)
+        return self._shape.as_blocks(self._pools[layer])
 
     def begin(self, chunks: Sequence[PrefillChunk]) -> None:
         """The arena will be written to."""

@@ -17,7 +17,7 @@ from services.decoder.kv.shape import KvShape
 
 
 class KeysValues(NamedTuple):
-    """Both [tokens, kv_heads, head_dim]."""
+    """Both [tokens, kv_heads, head_dim]; of latent records, the value is the key's first `latent` numbers."""
 
     key: Tensor
     value: Tensor
@@ -61,6 +61,9 @@ class Window:
         room = self._room[: pages.shape[0] * shape.page_elements]
         records = room.view(shape.groups, -1, shape.record_elements)
         self._kernels.gather_pages(shape.as_pages(source), pages, records)
+        if shape.latent:
+            record = records[0, :tokens].unsqueeze(1)
+            return KeysValues(record, record[..., : shape.latent])
         sides = records.view(shape.groups, -1, 2, shape.heads, shape.head_dim)[:, :tokens]
         key, value = (side.transpose(0, 1).flatten(1, 2) for side in (sides[:, :, 0], sides[:, :, 1]))
         return KeysValues(key, value)

@@ -8,6 +8,7 @@ another's behind it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -52,6 +53,7 @@ class HotBuffer:
         self.tables: list[LaneTables] = []
         self._stacked_pools: list[Tensor] = []  # a class: [layers, pool slots, block elements]
         self._stacked: list[LaneTables] = []
+        self._tables_of: list[list[int]] = []  # a class: by layer, which of the stacked tables are its
         self._parcels: list[
             dict[int, list[int]]
         ] = []  # a class: row -> its parcels, in the order of its slots
@@ -59,8 +61,11 @@ class HotBuffer:
         for each in self.classes:
             slots = each.pool_slots(shape.groups)
             pool = torch.zeros(each.layers, slots, shape.block_elements, dtype=shape.dtype, device=device)
+            first = len(self.pools)
+            own = [shape.chooses(layer) for layer in range(first, first + each.layers)]
+            tables_of = [count - 1 for count in accumulate(own)]
             tables = empty_tables(
-                each.layers,
+                each.layers - each.followers,
                 rows,
                 shape.groups,
                 max_blocks,
@@ -72,7 +77,8 @@ class HotBuffer:
             self._stacked_pools.append(pool)
             self._stacked.append(tables)
             self.pools += pool.unbind(0)
-            self.tables += [layer_of(tables, layer) for layer in range(each.layers)]
+            self.tables += [layer_of(tables, place) for place in tables_of]
+            self._tables_of.append(tables_of)
             self._parcels.append({})
 
     def resize(self, resizes: Sequence[Resize]) -> None:
@@ -193,9 +199,10 @@ class HotBuffer:
         layers, slots, elements = pool.shape
         flat = pool.view(-1, elements)
         first = torch.arange(layers, device=flat.device).view(-1, 1, 1) * slots
-        column_bytes = moves.source[..., 0].numel() * self.shape.block_bytes
+        moved_from, moved_to = (side[self._tables_of[number]] for side in (moves.source, moves.target))
+        column_bytes = moved_from[..., 0].numel() * self.shape.block_bytes
         step = max(1, _MOVED_BYTES // column_bytes)
-        for at in range(0, moves.source.shape[2], step):
-            source = (moves.source[..., at : at + step] + first).flatten()
-            target = (moves.target[..., at : at + step] + first).flatten()
+        for at in range(0, moved_from.shape[2], step):
+            source = (moved_from[..., at : at + step] + first).flatten()
+            target = (moved_to[..., at : at + step] + first).flatten()
             flat.index_copy_(0, target, flat.index_select(0, source))

@@ -22,6 +22,7 @@ class HotClass:
     parcel_slots: int  # blocks of a lane in a parcel, a power of two
     floor: int  # parcels that every row can count on, if its blocks fill them
     most: int  # parcels that one row can own
+    followers: int = 0  # of the layers, those that use the tables of one before them
 
     @property
     def lane_slots(self) -> int:

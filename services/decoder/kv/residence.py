@@ -48,6 +48,9 @@ class Residence(Protocol):
     def resolve(self, layer: int, batch: DecodeBatch, selected: Tensor) -> Placement:
         """Make every selected block (`[lanes, top_k]` int32) readable in the layer's pool."""
 
+    def follow(self, layer: int, batch: DecodeBatch, selected: Tensor, anchor: Placement) -> Placement:
+        """`resolve` in a layer that follows another one's choice, which was placed there in the same step."""
+
     def append(
         self,
         layer: int,
@@ -59,11 +62,12 @@ class Residence(Protocol):
     ) -> None:
         """Write a token a row to the open slots, to the arena and into the selector's bounds, if it has any.
 
-        Shapes: `key` and `value` [rows, kv_heads, head_dim].
+        Shapes: `key` and `value` [rows, kv_heads, head_dim]; of a latent record `value` is [rows, 1, 0], and
+        so it is in `write`.
         """
 
     def pool(self, layer: int) -> Tensor:
-        """[pool slots, block_tokens, 2, heads of a group, head_dim], what placements point into."""
+        """What placements point into, in the shape of KvShape.as_blocks."""
 
     def begin(self, chunks: Sequence[PrefillChunk]) -> None:
         """A step with these chunks begins: `write` and `history` follow, by layer and in this order."""

@@ -16,7 +16,7 @@ from services.contract.planes import ENTRY_ALIGNMENT, Plane, PlaneLayer
 
 @dataclass(frozen=True, slots=True)
 class KvShape:
-    """Grouped-query attention: every layer keeps a key and a value per token and KV head."""
+    """What every layer keeps of a token: a key and a value per KV head, or one latent record that is both."""
 
     layers: int
     kv_heads: int
@@ -25,6 +25,9 @@ class KvShape:
     block_tokens: int
     page_tokens: int
     dtype: torch.dtype
+    latent: int = 0  # numbers of a key that are its value too; 0 = values have their own
+    index_dim: int = 0  # of a DSA index key, one a token; 0 = an index would hold bounds of blocks
+    anchors: tuple[int, ...] = ()  # by layer, the one whose choice it follows; empty = its own
 
     def __post_init__(self) -> None:
         if self.kv_heads % self.groups or self.page_tokens % self.block_tokens:
@@ -43,7 +46,7 @@ class KvShape:
     @property
     def record_elements(self) -> int:
         """Elements of a record: the group's keys, then its values."""
-        return 2 * self.heads * self.head_dim
+        return (1 if self.latent else 2) * self.heads * self.head_dim
 
     @property
     def block_elements(self) -> int:
@@ -66,9 +69,36 @@ class KvShape:
         return self.groups * self.page_tokens * self.record_elements
 
     @property
-    def bounds_elements(self) -> int:
-        """Elements of a page's block bounds in one layer, all KV heads."""
-        return self.blocks_per_page * self.kv_heads * 2 * self.head_dim
+    def entry_elements(self) -> int:
+        """Elements of a block in a selector's index: its bounds, all KV heads, or its token's index key."""
+        return self.index_dim or self.kv_heads * 2 * self.head_dim
+
+    @property
+    def index_elements(self) -> int:
+        """Elements of a page in a selector's index, of one layer."""
+        return self.blocks_per_page * self.entry_elements
+
+    def chooses(self, layer: int) -> bool:
+        """Whether a layer makes a choice of its own, and so has an index where one is kept."""
+        return not self.anchors or self.anchors[layer] == layer
+
+    def followed(self, layer: int) -> bool:
+        """Whether another layer follows this one's choice."""
+        return self.anchors.count(layer) > 1
+
+    def as_blocks(self, pool: Tensor) -> Tensor:
+        """A pool as attention reads it.
+
+        Args:
+            pool: [pool slots, block elements].
+
+        Returns:
+            [pool slots, block_tokens, 2, heads of a group, head_dim]; of latent records
+            [pool slots, block_tokens, record elements].
+        """
+        if self.latent:
+            return pool.view(-1, self.block_tokens, self.record_elements)
+        return pool.view(-1, self.block_tokens, 2, self.heads, self.head_dim)
 
     def as_pages(self, layer: Tensor) -> Tensor:
         """One layer's records, in whole pages: [pages, groups, page_tokens, record elements]."""
@@ -78,11 +108,13 @@ class KvShape:
         """Pages that hold `tokens` tokens."""
         return -(-tokens // self.page_tokens)
 
-    def planes(self, *, with_bounds: bool) -> tuple[Plane, ...]:
-        """What the store keeps of every page; the index plane holds the block bounds of full pages."""
+    def planes(self, *, with_index: bool) -> tuple[Plane, ...]:
+        """What the store keeps of every page; the index plane holds what the layers that choose look at."""
         records = PlaneLayer(self.groups, self.blocks_per_page, self.block_bytes)
         kv = Plane("kv", (records,) * self.layers)
-        if not with_bounds:
+        if not with_index:
             return (kv,)
-        bounds_bytes = self.kv_heads * 2 * self.head_dim * self.dtype.itemsize
-        return kv, Plane("index", (PlaneLayer(1, self.blocks_per_page, bounds_bytes),) * self.layers)
+        entries = PlaneLayer(1, self.blocks_per_page, self.entry_elements * self.dtype.itemsize)
+        nothing = PlaneLayer(0, 0, 0)
+        layers = (entries if self.chooses(layer) else nothing for layer in range(self.layers))
+        return kv, Plane("index", tuple(layers))

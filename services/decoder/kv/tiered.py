@@ -71,7 +71,15 @@ class Tiered:
 
     def resolve(self, layer: int, batch: DecodeBatch, selected: Tensor) -> Placement:
         """The resolve of DESIGN section 4."""
-        return self._kernels.resolve(batch, self._layers[layer], selected)
+        return self._kernels.resolve(
+            batch, self._layers[layer], selected, followed=self._shape.followed(layer)
+        )
+
+    def follow(self, layer: int, batch: DecodeBatch, selected: Tensor, anchor: Placement) -> Placement:
+        """The anchor's slots, filled with this layer's bytes."""
+        assert anchor.plan is not None, "a layer that is followed plans"
+        self._kernels.replay(self._layers[layer], anchor.plan)
+        return anchor
 
     def append(
         self,
@@ -88,8 +96,7 @@ class Tiered:
 
     def pool(self, layer: int) -> Tensor:
         """The layer's hot slots."""
-        shape = self._shape
-        return self.hot.pools[layer].view(-1, shape.block_tokens, 2, shape.heads, shape.head_dim)
+        return self._shape.as_blocks(self.hot.pools[layer])
 
     def begin(self, chunks: Sequence[PrefillChunk]) -> None:
         """History will come from the arena."""

@@ -8,9 +8,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from services.decoder.attention.latent_step import LatentStep
 from services.decoder.attention.step import Step
 from services.decoder.kernels.dense import DenseOps
 from services.decoder.models.decode_layers import DecodeLayers, fusable
+from services.decoder.models.latent_attention import wire
 from services.decoder.models.spec import ModelSpec
 from services.decoder.models.weights import load_weights
 
@@ -42,6 +44,8 @@ class CausalLM:
         self._model = load_weights(spec, dtype) if model is None else model
         nn.Module.to(self._model, device)
         self._model.train(False).requires_grad_(False)
+        if spec.latent is not None:
+            wire(self._model, spec.config.model_type, spec.latent)
         self._layers = self._model.get_submodule("model")
         self._head = self._model.get_submodule("lm_head")
         self._scale = 1.0 / float(getattr(spec.config, "logits_scaling", None) or 1.0)  # granite divides
@@ -62,7 +66,7 @@ class CausalLM:
         """Whether decode runs the fused layers."""
         return self._fused is not None
 
-    def hidden(self, tokens: list[int], positions: list[int], step: Step) -> Tensor:
+    def hidden(self, tokens: list[int], positions: list[int], step: Step | LatentStep) -> Tensor:
         """Run the layers over a packed batch: `[tokens, hidden size]` after the last norm."""
         return self.decode_hidden(
             torch.tensor(tokens, device=self._device), torch.tensor(positions, device=self._device), step
@@ -72,7 +76,7 @@ class CausalLM:
         """`[n, hidden size]` -> `[n, vocab]` float32."""
         return self._scaled(self._head(hidden))
 
-    def decode_hidden(self, tokens: Tensor, positions: Tensor, step: Step) -> Tensor:
+    def decode_hidden(self, tokens: Tensor, positions: Tensor, step: Step | LatentStep) -> Tensor:
         """`hidden` by device work alone, so that a CUDA graph can hold it.
 
         Args:
@@ -84,6 +88,7 @@ class CausalLM:
             [rows, hidden size] after the last norm.
         """
         if self._fused is not None:
+            assert isinstance(step, Step), "no model with latent records is fusable"
             return self._fused.hidden(tokens, positions, step.attend)
         return self._walk(tokens, positions, step)
 
@@ -91,7 +96,7 @@ class CausalLM:
         """`logits` of `decode_hidden`'s result, by device work alone."""
         return self.logits(hidden) if self._fused is None else self._scaled(self._fused.logits(hidden))
 
-    def _walk(self, tokens: Tensor, positions: Tensor, step: Step) -> Tensor:
+    def _walk(self, tokens: Tensor, positions: Tensor, step: Step | LatentStep) -> Tensor:
         """A packed batch through transformers' layers."""
         output = self._layers(
             input_ids=tokens.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False, step=step

@@ -14,9 +14,22 @@ from typing import Any
 from transformers import AutoConfig, PreTrainedConfig
 
 from services.contract.errors import SetupError
+from services.decoder.models.latent_spec import LATENT_TYPES, LatentSpec, latent_refusal
 
-SUPPORTED = ("granite", "llama", "mistral", "olmo2", "qwen2", "qwen3", "qwen3_moe", "smollm3")
-"""Model types whose attention is plain causal GQA behind transformers' interface; each is tested."""
+SUPPORTED = (
+    "deepseek_v32",
+    "glm_moe_dsa",
+    "granite",
+    "llama",
+    "mistral",
+    "olmo2",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+    "smollm3",
+)
+"""Model types that are served; each is tested. But for LATENT_TYPES, their attention is plain causal GQA
+behind transformers' interface."""
 
 _SAMPLE_BYTES = 1 << 20
 
@@ -29,12 +42,13 @@ class ModelSpec:
     config: PreTrainedConfig
     layers: int
     query_heads: int
-    kv_heads: int
-    head_dim: int
+    kv_heads: int  # 1 where all heads share a latent record
+    head_dim: int  # of a key as it is kept
     vocab_size: int
     max_positions: int  # tokens
     eos_token_ids: tuple[int, ...]
     weights_digest: bytes  # 32 bytes
+    latent: LatentSpec | None = None  # of models that choose by an indexer of their own
 
     @classmethod
     def read(cls, path: Path) -> ModelSpec:
@@ -62,18 +76,21 @@ class ModelSpec:
         reason = _refusal(config)
         if reason:
             raise SetupError(f"this {config.model_type} checkpoint cannot be served: {reason}")
-        heads = config.num_attention_heads
+        heads, latent = config.num_attention_heads, LatentSpec.of(config)
+        kv_heads = getattr(config, "num_key_value_heads", None) or heads
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
         return cls(
             path=path,
             config=config,
             layers=config.num_hidden_layers,
             query_heads=heads,
-            kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-            head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+            kv_heads=1 if latent else kv_heads,
+            head_dim=latent.latent + latent.roped if latent else head_dim,
             vocab_size=config.vocab_size,
             max_positions=config.max_position_embeddings,
             eos_token_ids=eos_token_ids,
             weights_digest=weights_digest,
+            latent=latent,
         )
 
 
@@ -101,9 +118,10 @@ def _refusal(config: PreTrainedConfig) -> str | None:
     heads, kv_heads = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
     if kv_heads and heads % kv_heads:
         return f"its {heads} query heads cannot share {kv_heads} KV heads evenly"
-    layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
-    if layer_types != {"full_attention"}:
-        return f"layers of types {sorted(layer_types)}; only full_attention is served"
+    served = "indexed_attention" if config.model_type in LATENT_TYPES else "full_attention"
+    layer_types = set(getattr(config, "layer_types", None) or [served])
+    if layer_types != {served}:
+        return f"layers of types {sorted(layer_types)}; only {served} is served"
     if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
         return "it attends through a sliding window"
     for name in ("attn_logit_softcapping", "attention_chunk_size"):
@@ -114,7 +132,7 @@ def _refusal(config: PreTrainedConfig) -> str | None:
     rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type", "default") in ("dynamic", "longrope"):
         return f"its {rope['rope_type']} rope changes with the length, so cached keys would go stale"
-    return None
+    return latent_refusal(config) if config.model_type in LATENT_TYPES else None
 
 
 def _eos(path: Path, config: PreTrainedConfig) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from services.decoder.kernels.gpu.kernel import Kernel
-from services.decoder.kernels.replay import MissPlan
+from services.decoder.kernels.step_kernels import MissPlan
 
 BLOCKS = 64
 """Thread blocks of a launch, whatever the batch: half of an H200, and enough to fill the link."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from services.contract.errors import SetupError
 from services.decoder.kernels.gpu.kernel import Kernel
 from services.decoder.kernels.lru import LaneTables
-from services.decoder.kernels.replay import MissPlan
+from services.decoder.kernels.step_kernels import MissPlan
 
 _SHARED_BYTES = 224 * 1024
 """Dynamic shared memory of a thread block, at most; the rest of Hopper's 227 KiB is for resolve.cu's own."""

@@ -20,10 +20,11 @@ from services.decoder.kernels.gpu.fill_bounds import FillBoundsCall, FillBoundsS
 from services.decoder.kernels.gpu.gather_pages import GatherPagesCall, GatherPagesShape
 from services.decoder.kernels.gpu.locate import LocateCall, LocateShape
 from services.decoder.kernels.gpu.merge_parts import merged, shape_of
+from services.decoder.kernels.gpu.replay import ReplayCall, ReplayShape
 from services.decoder.kernels.gpu.resolve import ResolveCall, ResolveShape
 from services.decoder.kernels.gpu.select import SelectCall, SelectShape
 from services.decoder.kernels.gpu.write_run import WriteRunCall, WriteRunShape
-from services.decoder.kernels.step_kernels import LayerStore, Placement
+from services.decoder.kernels.step_kernels import LayerStore, MissPlan, Placement
 
 _Shape = TypeVar("_Shape")
 
@@ -80,7 +81,9 @@ class GpuKernels:
         call.launch(shape)
         return call.selected
 
-    def resolve(self, batch: DecodeBatch, layer: LayerStore, selected: Tensor) -> Placement:
+    def resolve(
+        self, batch: DecodeBatch, layer: LayerStore, selected: Tensor, *, followed: bool = False
+    ) -> Placement:
         """kernels/gpu/resolve.cu, with the widest clusters that all run at once."""
         lanes, top_k = selected.shape
         block_bytes = layer.pool.shape[1] * layer.pool.element_size()
@@ -89,6 +92,10 @@ class GpuKernels:
         if shape is None:
             shape = self._fitting[key] = self._same(ResolveShape.fitting(*key, skip_io=self._skip_io))
         placement = _placement(selected)
+        if followed:
+            count = torch.empty_like(placement.open_slot)
+            plan = MissPlan(torch.empty_like(selected), torch.empty_like(selected), count)
+            placement = placement._replace(plan=plan)
         call = ResolveCall(
             tables=layer.tables,
             selected=selected,
@@ -104,10 +111,20 @@ class GpuKernels:
             groups=batch.groups,
             blocks_per_page=batch.blocks_per_page,
             waited_until=self._waited_until,
+            plan=placement.plan,
         )
         call.check(shape)
         call.launch(shape)
         return placement
+
+    def replay(self, layer: LayerStore, plan: MissPlan) -> None:
+        """kernels/gpu/replay.cu."""
+        block_bytes = layer.pool.shape[1] * layer.pool.element_size()
+        shape = self._same(ReplayShape(block_bytes, skip_io=self._skip_io))
+        arena = layer.arena.data_ptr()
+        call = ReplayCall(plan, arena, layer.pool, layer.counters, waited_until=self._waited_until)
+        call.check(shape)
+        call.launch(shape)
 
     def locate(self, batch: DecodeBatch, selected: Tensor, counters: Tensor) -> Placement:
         """kernels/gpu/locate.cu."""

@@ -1,0 +1,114 @@
+"""What the settings mean for a model that chooses by itself: its own sizes, or a clear refusal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from services.contract.errors import SetupError
+from services.contract.layout import ArenaLayout
+from services.decoder.engine.memory_plan import MemoryPlan, kv_fingerprint, kv_planes, kv_shape
+from services.decoder.engine.model_settings import settings_for
+from services.decoder.engine.offline import OfflineEngine
+from services.decoder.models.spec import ModelSpec
+from services.decoder.settings import DecoderSettings
+from tests.decoder import checkpoints
+
+CPU = torch.device("cpu")
+ARENA_BYTES = 16 * 2**20
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return checkpoints.save(
+        tmp_path_factory.mktemp("dsa"), "glm_moe_dsa", index_topk_freq=2, index_skip_topk_offset=1
+    )
+
+
+def settings(path: Path, **changes: object) -> DecoderSettings:
+    return DecoderSettings.model_validate({"model": path, "device": "cpu"} | changes)
+
+
+def test_the_models_own_sizes_hold(path: Path) -> None:
+    found = settings_for(settings(path, max_rows=3, hot_bytes=2**20), ModelSpec.read(path))
+    assert (found.selector, found.block_tokens, found.budget_tokens, found.dense_layers) == ("dsa", 1, 16, 0)
+    assert (found.max_rows, found.hot_bytes, found.page_tokens) == (3, 2**20, 64), "what was said stays"
+
+
+REFUSED: dict[str, tuple[dict[str, object], str]] = {
+    "another selector": (
+        {"selector": "quest"},
+        "--selector quest: a glm_moe_dsa model's own indexer chooses",
+    ),
+    "everything": ({"selector": "everything"}, "--selector everything"),
+    "a budget": (
+        {"budget_tokens": 32},
+        "--budget-tokens 32: .* 16 single tokens in every layer; leave it out",
+    ),
+    "blocks": ({"block_tokens": 16}, "--block-tokens 16"),
+    "dense layers": ({"dense_layers": 2}, "--dense-layers 2"),
+    "a GPU": ({"device": "cuda:0"}, "served on a CPU only so far; run with --device cpu"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_the_model_does_not_do_is_refused(path: Path, name: str) -> None:
+    changes, message = REFUSED[name]
+    with pytest.raises(SetupError, match=message):
+        settings_for(settings(path, **changes), ModelSpec.read(path))
+
+
+def test_a_model_without_an_indexer_cannot_choose_by_it(tmp_path: Path) -> None:
+    spec = ModelSpec.read(checkpoints.save(tmp_path, "llama"))
+    with pytest.raises(SetupError, match="--selector dsa: a llama model has no indexer"):
+        settings_for(settings(tmp_path, selector="dsa"), spec)
+
+
+CONFIGS: dict[str, tuple[dict[str, object], str]] = {
+    "first layer shares": ({"indexer_types": ["shared", "full", "full", "full"]}, "its first layer shares"),
+    "too few": ({"indexer_types": ["full"] * 3}, "indexer_types must name 4 layers full or shared"),
+    "other layers": ({"layer_types": ["full_attention"] * 4}, "only indexed_attention is served"),
+    "short index keys": ({"index_head_dim": 8}, "index keys of 8 numbers are shorter than their rope"),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_config_that_would_be_computed_wrongly_is_refused(path: Path, name: str) -> None:
+    changes, message = CONFIGS[name]
+    config = ModelSpec.read(path).config
+    changed = type(config).from_dict(config.to_dict() | changes)
+    with pytest.raises(SetupError, match=message):
+        ModelSpec.of_config(changed, path, (), b"")
+
+
+@pytest.mark.parametrize("mode", ["tiered", "full"])
+def test_the_plan_counts_what_is_allocated(path: Path, mode: str) -> None:
+    """Records of 48 numbers in four layers, index keys of 32 in the two that choose."""
+    asked = settings(path, dtype="float32", kv_mode=mode, max_rows=2, max_model_len=256)
+    engine = OfflineEngine(asked, ARENA_BYTES)
+    plan, shape = engine.plan, engine.plan.shape
+    assert (shape.record_elements, shape.block_bytes, shape.groups) == (48, 192, 1)
+    assert plan.token_bytes == 4 * 192
+    assert plan.index_layers == [0, 2]
+    assert engine.runner.index is not None
+    assert plan.index_bytes == engine.runner.index.pool.nbytes == 2 * 2 * 256 * 32 * 4
+    residence = engine.runner.residence
+    pools = sum(residence.pool(layer).nbytes for layer in range(4))
+    assert pools == (plan.hot_bytes if mode == "tiered" else plan.resident_bytes)
+    kv, index = kv_planes(plan.settings, shape)
+    assert kv.page_bytes == 64 * plan.token_bytes
+    assert index.page_bytes == 2 * 64 * 32 * 4
+
+
+def test_who_follows_whom_is_part_of_the_fingerprint(path: Path) -> None:
+    spec = ModelSpec.read(path)
+    asked = settings_for(settings(path), spec)
+    shape = kv_shape(asked, spec, torch.float32)
+    config = type(spec.config).from_dict(spec.config.to_dict() | {"indexer_types": ["full"] * 4})
+    other = ModelSpec.of_config(config, path, (), spec.weights_digest)
+    assert kv_fingerprint(spec, shape) != kv_fingerprint(other, kv_shape(asked, other, torch.float32))
+    layout = ArenaLayout.fit(ARENA_BYTES, 64, kv_planes(asked, shape))
+    plan = MemoryPlan.derive(asked, spec, shape, layout, 0, CPU)
+    assert plan.top_k == 16
