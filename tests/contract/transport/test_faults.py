@@ -17,9 +17,10 @@ import pytest
 from services.contract.errors import HotsetError
 from services.contract.transport.faults import Fault, TransportFault
 from services.contract.transport.protocol import Requester
-from tests.contract.transport.peer import REMOTE, Peer, connect
+from tests.contract.transport.peer import Peer, connect
 from tests.contract.transport.slices import MEMORY_BYTES, Slices, expected, question
 
+MOST = ["tcp", "ucx-shm", pytest.param("ucx-tcp", marks=pytest.mark.slow)]
 LARGE = [(1, MEMORY_BYTES - 1)]
 MOMENTS = [
     pytest.param("before", marks=pytest.mark.slow),
@@ -71,7 +72,7 @@ def struck(
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-@pytest.mark.parametrize("transport", REMOTE)
+@pytest.mark.parametrize("transport", MOST)
 def test_a_killed_peer(transport: str, moment: str, source: memoryview) -> None:
     before = descriptors()
     with Peer(transport) as peer:
@@ -93,7 +94,7 @@ def test_a_killed_peer(transport: str, moment: str, source: memoryview) -> None:
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-@pytest.mark.parametrize("transport", REMOTE)
+@pytest.mark.parametrize("transport", MOST)
 def test_a_stopped_peer_that_goes_on(transport: str, moment: str, source: memoryview) -> None:
     with Peer(transport, stall=1.0) as peer:
         requester = peer.requester()
@@ -106,7 +107,7 @@ def test_a_stopped_peer_that_goes_on(transport: str, moment: str, source: memory
         peer.rest()
 
 
-@pytest.mark.parametrize("transport", REMOTE)
+@pytest.mark.parametrize("transport", MOST)
 def test_a_requester_that_stops_is_let_go_and_others_are_served(transport: str, source: memoryview) -> None:
     """It asks for much and takes nothing: its answers must not stay, nor anybody wait for it."""
     with Peer(transport, stall=1.0) as peer:
@@ -121,7 +122,7 @@ def test_a_requester_that_stops_is_let_go_and_others_are_served(transport: str, 
         idle.close()
 
 
-@pytest.mark.parametrize("transport", REMOTE)
+@pytest.mark.parametrize("transport", MOST)
 def test_a_session_that_ended_reads_nothing_more(transport: str, source: memoryview) -> None:
     with Peer(transport) as peer:
         requester = peer.requester()
@@ -134,7 +135,7 @@ def test_a_session_that_ended_reads_nothing_more(transport: str, source: memoryv
             ask(peer.requester(seconds=0.5), source)
 
 
-@pytest.mark.parametrize("transport", REMOTE)
+@pytest.mark.parametrize("transport", MOST)
 def test_an_address_of_an_earlier_life_leads_nowhere(transport: str) -> None:
     with Peer(transport) as peer:
         address = peer.address
@@ -144,7 +145,7 @@ def test_an_address_of_an_earlier_life_leads_nowhere(transport: str) -> None:
     assert time.monotonic() - start < 3.0
 
 
-@pytest.mark.parametrize("transport", REMOTE)
+@pytest.mark.parametrize("transport", MOST)
 def test_an_idle_responder_sleeps(transport: str, source: memoryview) -> None:
     with Peer(transport) as peer:
         requester = peer.requester()
@@ -161,7 +162,7 @@ def test_an_idle_responder_sleeps(transport: str, source: memoryview) -> None:
         requester.close()
 
 
-@pytest.mark.parametrize("transport", REMOTE)
+@pytest.mark.parametrize("transport", MOST)
 def test_the_end_of_a_responder_leaves_no_thread(transport: str) -> None:
     with Peer(transport) as peer:
         tasks = Path(f"/proc/{peer.process.pid}/task")

@@ -14,6 +14,7 @@ from services.contract.transport.protocol import Requester, Ticket
 from tests.contract.transport.peer import REMOTE, Peer
 from tests.contract.transport.slices import SESSION, Slices, question
 
+MOST = ["tcp", "ucx-shm", pytest.param("ucx-tcp", marks=pytest.mark.slow)]
 RECORDS = [(n * 4096, 1152) for n in range(32)]
 ROOM = 32 * 1152
 QUESTION = question(RECORDS)
@@ -46,7 +47,7 @@ def flat(peer: Peer, requester: Requester, times: int) -> None:
     peer.rest()
 
 
-@pytest.mark.parametrize("transport", REMOTE)
+@pytest.mark.parametrize("transport", MOST)
 def test_five_thousand_fetches(transport: str) -> None:
     with Peer(transport) as peer:
         requester = peer.requester()
@@ -63,7 +64,7 @@ def test_a_hundred_thousand_fetches(transport: str) -> None:
         requester.close()
 
 
-@pytest.mark.parametrize("transport", REMOTE)
+@pytest.mark.parametrize("transport", MOST)
 def test_clients_that_come_and_go(transport: str) -> None:
     with Peer(transport) as peer:
         ours, theirs = psutil.Process(), psutil.Process(peer.process.pid)
@@ -85,7 +86,7 @@ def test_clients_that_come_and_go(transport: str) -> None:
             assert fds_later <= fds + 2  # a connection that has just ended
 
 
-@pytest.mark.parametrize("transport", REMOTE)
+@pytest.mark.parametrize("transport", MOST)
 def test_sixty_four_clients_at_once(transport: str) -> None:
     with Peer(transport) as peer:
         failed: list[BaseException] = []
