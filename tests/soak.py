@@ -89,6 +89,7 @@ def made(kind: int, name: str) -> pb.SubmitRequest:
         choices=[pb.Choice(index=i, seed=kind + i) for i in range(chance.choice([1, 1, 1, 3]))],
         sampling=pb.SamplingParams(temperature=chance.choice([0.0, 0.8]), top_p=1.0, repetition_penalty=1.0),
         max_tokens=chance.randint(1, 60),
+        priority=chance.choice([0, 0, 1]),
         ignore_eos=True,
     )
 
@@ -141,6 +142,7 @@ def main() -> int:
             keep.clear_away()
     print(f"finished={traffic.finished} aborted={traffic.aborted} refused={traffic.refused}")
     print(f"prompt_tokens={stats.prompt_tokens} cached_prompt_tokens={stats.cached_prompt_tokens}")
+    print(f"rows_parked={stats.rows_parked} pages_given_up={stats.pages_given_up}")
     print(
         f"open_pages={pages.open_pages} sealed_pages={pages.sealed_pages} cached_pages={pages.cached_pages}"
     )

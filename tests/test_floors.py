@@ -43,8 +43,8 @@ def test_the_other_files_keep_them_too() -> None:
 
 @pytest.mark.parametrize(
     ("packages", "extras"),
-    [(("services/contract", "services/kvstore"), ()), (("services",), ("decoder", "gpu"))],
-    ids=["kvstore needs no extra", "the decoder needs two"],
+    [(("services/contract", "services/kvstore"), ("ucx",)), (("services",), ("decoder", "gpu", "ucx"))],
+    ids=["kvstore needs none but its data plane's extra", "the decoder needs two more"],
 )
 def test_what_is_imported_is_declared(packages: tuple[str, ...], extras: tuple[str, ...]) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -132,6 +132,8 @@ FAULTS = {
         "reaches torch",
     ),
     "wire in kernels": ("decoder/kernels/append.py", "from hotset.v1 import kvstore_pb2", "tensors and ints"),
+    "ucxx elsewhere": ("kvstore/store.py", "def f():\n    import ucxx", "only services.contract.transport"),
+    "ucxx at once": ("contract/transport/ucx_library.py", "import ucxx", "inside a function"),
     "relative": ("decoder/kv/pool.py", "from . import other", "relative import"),
     "not there": ("decoder/kv/pool.py", "import services.decoder.kernels.gone", "does not have"),
     "tests in services": ("kvstore/store.py", "from tests import fake", "stand without it"),

@@ -10,6 +10,7 @@ Knows nothing of HTTP; the front has its own mapping to OpenAI's error JSON.
     +-- NoRoom                   RESOURCE_EXHAUSTED   full; trying later may help
     +-- Unavailable              UNAVAILABLE          the peer is starting, gone or unreachable
     +-- SetupError               FAILED_PRECONDITION  the machine or the settings do not allow it
+        +-- Unauthenticated      UNAUTHENTICATED      the other service does not know this one
 """
 
 from __future__ import annotations
@@ -65,17 +66,37 @@ class SetupError(HotsetError):
     status = grpc.StatusCode.FAILED_PRECONDITION
 
 
+class Unauthenticated(SetupError):
+    """The token is missing or wrong."""
+
+    status = grpc.StatusCode.UNAUTHENTICATED
+
+
 ERROR_KIND_KEY = "hotset-error"
 """Trailing metadata that names the class raised, because several share a status."""
 
 _BY_NAME: Mapping[str, type[HotsetError]] = {
     kind.__name__: kind
-    for kind in (InvalidRequest, StateConflict, StaleReference, NotFound, NoRoom, Unavailable, SetupError)
+    for kind in (
+        InvalidRequest,
+        StateConflict,
+        StaleReference,
+        NotFound,
+        NoRoom,
+        Unavailable,
+        SetupError,
+        Unauthenticated,
+    )
 }
 
 _BY_STATUS: Mapping[grpc.StatusCode, type[HotsetError]] = {
     kind.status: kind for kind in (InvalidRequest, StateConflict, NotFound, NoRoom, Unavailable)
 } | {grpc.StatusCode.DEADLINE_EXCEEDED: Unavailable, grpc.StatusCode.CANCELLED: Unavailable}
+
+
+def error_named(name: str, text: str) -> HotsetError:
+    """The branch of the tree called `name`, raised elsewhere with `text`; the root where there is none."""
+    return _BY_NAME.get(name, HotsetError)(text)
 
 
 def from_rpc_error(error: grpc.RpcError) -> HotsetError:

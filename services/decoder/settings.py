@@ -25,6 +25,9 @@ class DecoderSettings(ServiceSettings):
     )
     served_model_name: str = Field("", description="name clients use; default: the directory's name")
     kvstore: str = Field("127.0.0.1:7700", description="kvstore's gRPC address, host:port or unix:/path")
+    wire_dir: Path | None = Field(
+        None, description="directory with the token and certificates of gRPC to kvstore (docs/transport.md)"
+    )
 
     host: str = Field("127.0.0.1", description="address of the HTTP server")
     port: int = Field(8000, ge=0, le=65535, description="port of the HTTP server; 0 = any free one")

@@ -40,7 +40,7 @@ class Arena:
 
     def __init__(self, lock: FileLock, buffer: memoryview, *, reopened: bool) -> None:
         self._lock = lock
-        self._buffer = buffer
+        self.buffer = buffer
         self._counters = HeaderCounters(buffer)
         self.path = lock.path
         self.arena_bytes = len(buffer)
@@ -127,12 +127,12 @@ class Arena:
         if self.layout is not None:
             greatest = int(self.page_headers()["generation"].max())
             self._counters.generation_floor = max(self._counters.generation_floor, greatest)
-        blank_file_header(self._buffer)
+        blank_file_header(self.buffer)
         self.header, self.layout = header, layout
         headers = self.page_headers()
         headers.view(np.uint8)[:] = 0
         headers["generation"] = self._counters.generation_floor
-        write_file_header(self._buffer, header)
+        write_file_header(self.buffer, header)
         return layout
 
     def page_headers(self) -> PageHeaders:
@@ -145,7 +145,7 @@ class Arena:
             raise SetupError("the arena is not laid out yet; a client must attach first")
         offset = self.layout.page_headers_offset
         length = self.layout.page_count * PAGE_HEADER.itemsize
-        return np.frombuffer(self._buffer[offset : offset + length], PAGE_HEADER)
+        return np.frombuffer(self.buffer[offset : offset + length], PAGE_HEADER)
 
     def next_epoch(self) -> int:
         """A number greater than every one before it, in this and earlier lives of the store."""

@@ -72,6 +72,7 @@ class AttachOrder:
     token: str
     header: FileHeader
     held: PageRefs
+    reads_only: bool = False  # refuse it rather than lay the arena out anew
 
     def check(self) -> None:
         """Refuse what no store could serve. The planes were checked as they were read.
@@ -105,6 +106,7 @@ class Attached:
     page_count: int
     lease_ms: int
     sealed: PageRefs  # those of the held pages that are sealed
+    data_key: bytes  # what the session's requests for bytes must carry
 
 
 @dataclass(frozen=True, slots=True)

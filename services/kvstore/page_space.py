@@ -11,7 +11,7 @@ from services.contract.errors import HotsetError, StaleReference, StateConflict
 from services.contract.file_header import FileHeader
 from services.kvstore.arena import Arena
 from services.kvstore.orders import PageCounts
-from services.kvstore.pages import PageTable
+from services.kvstore.pages import THE_PULLER, PageTable
 from services.kvstore.recovery import Recovery
 from services.kvstore.session_locks import SessionLocks
 from services.kvstore.sessions import Clock
@@ -114,6 +114,15 @@ class PageSpace:
         )
         return self._table
 
+    def check_layout(self, header: FileHeader) -> None:
+        """Refuse a client that reads only, unless the arena is laid out as `header` says already.
+
+        Raises:
+            StateConflict: it is not.
+        """
+        if self._table is None or self._arena.header != header:
+            raise StateConflict("the arena is not laid out for these planes, page size and model")
+
     def claim(self, session_id: int) -> None:
         """The client of this session has attached."""
         if self._recovery is not None:
@@ -138,5 +147,5 @@ class PageSpace:
         if self._table is None:
             return
         self._table.check_integrity()
-        if self._recovery is None and not set(self._table.holders()) <= attached:
+        if self._recovery is None and not set(self._table.holders()) <= attached | {THE_PULLER}:
             raise HotsetError("page space: pages are held for a session that is not attached")

@@ -34,8 +34,8 @@ from services.kvstore.page_refs import PageRefs
 from services.kvstore.prefix_index import PrefixIndex
 from services.kvstore.recency import Pages, Recency
 
-THE_STORE = 0
-"""Holds a reopened arena's sealed pages until their clients have claimed them; no session has this number."""
+THE_STORE, THE_PULLER = 0, 1
+"""No sessions: who holds sealed pages of a reopened arena until they are claimed; who pages on their way."""
 
 
 class PageTable:
@@ -89,6 +89,10 @@ class PageTable:
         """References that `holder` holds."""
         return self._holdings.total(holder)
 
+    def known(self, page_hashes: Sequence[bytes]) -> int:
+        """How many hashes at the beginning of a chain are found."""
+        return len(self._index.longest(page_hashes))
+
     def match(self, holder: int, page_hashes: Sequence[bytes]) -> PageRefs:
         """Give `holder` a reference to each page of the longest sealed prefix of a chain without repeats."""
         pages = np.array(self._index.longest(page_hashes), np.int64)
@@ -105,7 +109,7 @@ class PageTable:
         Raises:
             InvalidRequest, StaleReference, StateConflict: a release or a seal is impossible; nothing is done.
         """
-        pages, counts = self._check_releases(holder, releases)
+        pages, counts = self.check_held(holder, releases)
         self._check_seals(holder, seals, pages, counts)
         self._drop(holder, pages, counts)
         self._seal(seals)
@@ -193,8 +197,8 @@ class PageTable:
         for page, page_hash in zip(pages.tolist(), self._headers.hashes(pages), strict=True):
             self._found[page] = self._index.add(page_hash, page)
 
-    def _check_releases(self, holder: int, releases: PageRefs) -> tuple[Pages, Counts]:
-        """The pages to drop, each once, and how many references to each."""
+    def check_held(self, holder: int, releases: PageRefs) -> tuple[Pages, Counts]:
+        """Pages, all held by `holder` as often as they stand there: each once, how often; from any thread."""
         self._headers.check_live(releases)
         pages, counts = releases.counted()
         held = self._holdings.of(holder)[pages]

@@ -11,7 +11,7 @@ once, and be evicted afterwards.
 
 from __future__ import annotations
 
-from services.kvstore.pages import THE_STORE, PageTable
+from services.kvstore.pages import THE_PULLER, THE_STORE, PageTable
 from services.kvstore.session_locks import SessionLocks
 from services.kvstore.sessions import Clock, session_id_of
 
@@ -29,6 +29,7 @@ class Recovery:
         self._living = {session_id_of(token): token for token in living}
         for token in gone:
             table.release_all(session_id_of(token))
+        table.release_all(THE_PULLER)  # what had not arrived whole is nothing
 
     @property
     def living(self) -> int:
@@ -51,7 +52,7 @@ class Recovery:
                 self._table.release_all(session_id)
         if self._clock() < self._deadline:
             return False
-        expected = attached | self._living.keys() | {THE_STORE}
+        expected = attached | self._living.keys() | {THE_STORE, THE_PULLER}
         for holder in self._table.holders():
             if holder not in expected:
                 self._table.release_all(holder)

@@ -20,6 +20,9 @@ from hotset.v1 import kvstore_pb2_grpc
 from services.contract.channel import SERVER_OPTIONS
 from services.contract.errors import SetupError
 from services.contract.rpc_errors import AioErrorInterceptor
+from services.contract.wire_security import TokenCheck, WireSecurity
+from services.kvstore.data_metrics import DataMetrics
+from services.kvstore.data_plane import DataPlane
 from services.kvstore.idle_check import IdleCheck
 from services.kvstore.metrics import MetricsServer, RpcMeter, StoreMetrics
 from services.kvstore.servicer import KvStoreServicer
@@ -44,18 +47,23 @@ async def serve(settings: KvStoreSettings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, lambda: hurry.set() if stop.is_set() else stop.set())
 
+    security = WireSecurity.read(settings.wire_dir)
     store = Store.open(settings.arena_dir, settings.arena_bytes, time.monotonic, settings.lease_seconds)
     keep = store.reopened  # a start that fails leaves an arena that it found, and none that it made
+    data: DataPlane | None = None
     try:
         sizes = store.sizes()
         metrics = StoreMetrics(store.snapshot())
+        data = plane = DataPlane(settings, store.parts, security)
+        metrics.registry.register(DataMetrics(lambda: plane.figures))
         server = grpc.aio.server(
-            interceptors=[AioErrorInterceptor(), RpcMeter(metrics)], options=SERVER_OPTIONS
+            interceptors=[AioErrorInterceptor(), RpcMeter(metrics), TokenCheck(security)],
+            options=SERVER_OPTIONS,
         )
-        kvstore_pb2_grpc.add_KvStoreServicer_to_server(KvStoreServicer(store), server)
+        kvstore_pb2_grpc.add_KvStoreServicer_to_server(KvStoreServicer(store, plane), server)
         health_servicer = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
-        address = _listen(server, settings.listen)
+        address = _listen(server, settings.listen, security)
         metrics_server = MetricsServer(metrics.registry, settings.metrics_host, settings.metrics_port)
         try:
             await server.start()
@@ -81,14 +89,16 @@ async def serve(settings: KvStoreSettings) -> None:
         finally:
             metrics_server.close()
     finally:
+        if data is not None:
+            await data.close()
         store.close(keep=keep)
     _log.info("stopped arena=%s", "kept" if keep else "removed")
 
 
-def _listen(server: grpc.aio.Server, listen: str) -> str:
+def _listen(server: grpc.aio.Server, listen: str, security: WireSecurity) -> str:
     """Bind; the address with the port that was bound."""
     try:
-        port = server.add_insecure_port(listen)
+        port = security.listen(server, listen)
     except RuntimeError as error:
         raise SetupError(f"cannot listen on {listen}; is it in use? choose another --listen") from error
     return listen if listen.startswith("unix:") else f"{listen.rpartition(':')[0]}:{port}"

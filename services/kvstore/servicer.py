@@ -15,7 +15,8 @@ from services.contract.errors import InvalidRequest
 from services.contract.file_header import FileHeader
 from services.contract.layout import LAYOUT_VERSION
 from services.contract.planes import planes_from_wire
-from services.kvstore.orders import AttachOrder, ClientKind, Seal, UpdateOrder
+from services.kvstore.data_plane import DataPlane
+from services.kvstore.orders import AttachOrder, ClientKind, Seal, UpdateOrder, check_chain
 from services.kvstore.page_refs import PageRef, PageRefs
 from services.kvstore.store import Store
 
@@ -25,10 +26,14 @@ _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
 class KvStoreServicer(rpc.KvStoreServicer):
-    """Every method runs to its end in one turn of the event loop, so the store sees one call at a time."""
+    """Every method runs to its end in one turn of the event loop, so the store sees one call at a time.
 
-    def __init__(self, store: Store) -> None:
+    Only a match may wait, before it begins: for pages of other stores.
+    """
+
+    def __init__(self, store: Store, data: DataPlane) -> None:
         self._store = store
+        self._data = data
 
     async def Attach(self, request: pb.AttachRequest, context: _Context) -> pb.AttachReply:
         if request.kind not in _KINDS:
@@ -41,6 +46,7 @@ class KvStoreServicer(rpc.KvStoreServicer):
                 token=request.session_token,
                 header=header,
                 held=_refs(request.held_pages),
+                reads_only=request.reads_only,
             )
         )
         reply = pb.AttachReply(
@@ -51,12 +57,19 @@ class KvStoreServicer(rpc.KvStoreServicer):
             layout_version=LAYOUT_VERSION,
             page_count=attached.page_count,
             lease_ms=attached.lease_ms,
+            data_key=attached.data_key,
+            data_faces=[pb.DataFace(transport=name, address=where) for name, where in self._data.faces],
         )
         _write(attached.sealed, reply.sealed_pages)
         return reply
 
     async def Match(self, request: pb.MatchRequest, context: _Context) -> pb.MatchReply:
-        found = self._store.match(request.session_id, request.epoch, list(request.page_hashes))
+        hashes = list(request.page_hashes)
+        if self._data.asks and not request.local_only:
+            self._store.heartbeat(request.session_id, request.epoch)
+            check_chain(hashes)
+            await self._data.fill(hashes)
+        found = self._store.match(request.session_id, request.epoch, hashes)
         counts = self._store.page_counts
         reply = pb.MatchReply(free_pages=counts.free, cached_pages=counts.cached)
         _write(found, reply.pages)

@@ -6,8 +6,9 @@ Knows clients, no pages. Time is the monotonic clock given to it, in seconds.
 from __future__ import annotations
 
 import hashlib
+import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from services.contract.errors import NotFound, StaleReference
@@ -37,8 +38,12 @@ class Session:
     epoch: int
     deadline: float  # the lease ends then
     expired: bool = False  # a mapped client past its lease, whose process lives
+    reads_only: bool = False  # another store; nobody waits for it to leave
     last_sequence: int = 0
     last_answer: Updated | None = None
+    data_key: bytes = field(
+        default_factory=lambda: secrets.token_bytes(16)
+    )  # of this epoch's requests for bytes
 
 
 def session_id_of(token: str) -> int:
@@ -57,6 +62,10 @@ class Sessions:
 
     def __len__(self) -> int:
         return len(self._by_id)
+
+    def working(self) -> int:
+        """Attached clients that do more than read."""
+        return sum(not session.reads_only for session in self._by_id.values())
 
     def count(self, kind: ClientKind) -> int:
         """Attached clients of `kind`."""

@@ -42,9 +42,54 @@ class KvStoreSettings(ServiceSettings):
         description="seconds a client may be silent; after a restart, seconds it has to come back",
     )
     drain_seconds: float = Field(3.0, ge=0, le=7, description="seconds clients get to detach after SIGTERM")
+    data_transport: Literal["off", "mapped", "tcp", "ucx"] = Field(
+        "off",
+        description="how bytes of pages move between stores; the same on all of them (docs/transport.md)",
+    )
+    data_listen: str = Field(
+        "127.0.0.1:0", description="address of the transport tcp, host:port (0 = any); peers must reach it"
+    )
+    ucx_tls: str = Field("tcp,sm,self", min_length=1, description="lanes that UCX may use, as UCX_TLS")
+    ucx_devices: str = Field(
+        "lo", min_length=1, description="network devices that UCX listens on, as UCX_NET_DEVICES; or all"
+    )
+    ucx_lanes: Literal["any", "shm", "rdma", "tcp"] = Field(
+        "any", description="lanes that UCX must use; a connection over others is refused"
+    )
+    wire_dir: Path | None = Field(
+        None,
+        description="directory with the token and certificates of gRPC between services (docs/transport.md)",
+    )
+    peers: str = Field(
+        "",
+        description="gRPC addresses of other stores to fetch prefixes from, host:port, with commas between",
+    )
+    pull_seconds: float = Field(
+        0.5, gt=0, le=1.5, description="seconds that a match may wait for bytes of other stores"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="least severe log lines kept"
     )
+
+    @property
+    def peer_addresses(self) -> tuple[str, ...]:
+        """The peers one by one."""
+        return tuple(address.strip() for address in self.peers.split(",") if address.strip())
+
+    @field_validator("peers")
+    @classmethod
+    def _are_addresses(cls, value: str) -> str:
+        for address in filter(None, map(str.strip, value.split(","))):
+            if _LISTEN.fullmatch(address) is None:
+                raise ValueError(f"{address!r} is neither host:port nor unix:/path")
+        return value
+
+    @field_validator("data_listen")
+    @classmethod
+    def _is_host_and_port(cls, value: str) -> str:
+        if value.startswith("unix:"):
+            raise ValueError("the transport tcp listens on host:port")
+        return cls._is_address(value)
 
     @field_validator("listen")
     @classmethod

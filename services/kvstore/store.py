@@ -29,6 +29,7 @@ from services.kvstore.session_locks import SessionLocks
 from services.kvstore.sessions import Clock, Session, SessionEnd, Sessions, session_id_of
 from services.kvstore.settings import StoreSizes
 from services.kvstore.snapshot import StoreCounters, StoreSnapshot
+from services.kvstore.store_parts import StoreParts
 
 _log = logging.getLogger(__name__)
 
@@ -49,6 +50,7 @@ class Store:
         self._sessions = Sessions(locks, clock, lease_seconds)
         self._counters = StoreCounters()
         self._space = PageSpace(arena, locks, clock, lease_seconds)
+        self.parts = StoreParts(arena, self._space, self._sessions)
         self.draining = False
 
     @classmethod
@@ -96,10 +98,13 @@ class Store:
             )
         self._check_identity(order, self._sessions.get(session_id))
         self._make_way(order.client_name, session_id)
+        if order.reads_only:
+            self._space.check_layout(order.header)
         table = self._space.table_for(order.header, claims=len(order.held) > 0, attached=len(self._sessions))
         sealed = table.adopt(session_id, order.held)
         self._space.claim(session_id)
         session = self._sessions.open(order.client_name, order.kind, order.token, self._arena.next_epoch())
+        session.reads_only = order.reads_only
         self._counters.attaches += 1
         _log.info(
             "attach client=%s kind=%s session=%016x epoch=%d held=%d",
@@ -117,6 +122,7 @@ class Store:
             page_count=table.page_count,
             lease_ms=int(self._lease_seconds * 1000),
             sealed=sealed,
+            data_key=session.data_key,
         )
 
     def update(self, session_id: int, epoch: int, order: UpdateOrder) -> Updated:
@@ -184,11 +190,11 @@ class Store:
         return self._end(self._speaking(session_id, epoch), SessionEnd.DETACHED)
 
     def drain(self) -> int:
-        """Take no new session and allocate no page from now on; the clients still attached."""
+        """Take no new session, allocate no page from now on; the clients attached that do more than read."""
         if not self.draining:
             self.draining = True
             _log.info("drain sessions=%d", len(self._sessions))
-        return len(self._sessions)
+        return self._sessions.working()
 
     def tick(self) -> None:
         """End the sessions that are over and give their pages back; a few times a second."""

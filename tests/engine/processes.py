@@ -40,9 +40,10 @@ def eventually(what: str, true: Callable[[], object], seconds: float = PATIENCE_
 class Process:
     """A child in its own process group, with its output kept."""
 
-    def __init__(self, command: Sequence[str]) -> None:
+    def __init__(self, command: Sequence[str], before: Sequence[str] = ()) -> None:
+        """`before` is a command that runs the rest of its arguments, such as one that enters a namespace."""
         self.popen = subprocess.Popen(
-            [sys.executable, *command],
+            [*before, sys.executable, *command],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -135,14 +136,17 @@ class KvStore(Process):
         listen: str = "127.0.0.1:0",
         lease: float = 2.0,
         keep: bool = False,
+        flags: Sequence[str] = (),
+        before: Sequence[str] = (),
     ) -> None:
         self.directory, self.arena_bytes, self.lease = directory, arena_bytes, lease
         super().__init__(
             [
                 *("-m", "services.kvstore", "--arena-dir", str(directory), "--listen", listen),
                 *("--metrics-port", "0", "--arena-bytes", str(arena_bytes), "--drain-seconds", "0"),
-                *("--lease-seconds", str(lease), *(["--keep-arena"] if keep else [])),
-            ]
+                *("--lease-seconds", str(lease), *(["--keep-arena"] if keep else []), *flags),
+            ],
+            before,
         )
         ready = self.read_until(_READY)
         self.address, self.arena = ready[1], Path(ready[2])
@@ -166,6 +170,7 @@ class Engine(Process):
     """`python -m services.decoder.engine`, spoken to over its socket."""
 
     module = "services.decoder.engine"
+    before: Sequence[str] = ()  # as of Process
 
     def __init__(self, socket: Path, model: Path, kvstore: str, **flags: object) -> None:
         self.socket = socket
@@ -174,7 +179,8 @@ class Engine(Process):
             [
                 *("-m", self.module, "--engine-socket", str(socket), "--model", str(model)),
                 *("--kvstore", kvstore, *given),
-            ]
+            ],
+            self.before,
         )
         self.drain()
         self.channel = grpc.insecure_channel(f"unix:{socket}", options=CLIENT_OPTIONS)

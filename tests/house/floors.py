@@ -54,9 +54,16 @@ OUTSIDE_KERNELS = ("grpc", "hotset", "transformers", "pydantic", "fastapi")
 """Kernels see tensors and ints: no wire, no settings, no model code."""
 
 
+ONLY_IN: Mapping[str, str] = {
+    "ucxx": "services.contract.transport.ucx_library",
+    "xxhash": "services.contract.transport.checksum",
+}
+"""Optional packages -> the one file that imports them, and only when it is asked to."""
+
+
 def floor_violations(tree: Mapping[str, Module]) -> list[str]:
     """Every breach of the floors, as a line for people; empty when the house stands."""
-    checks = (_unknown_rooms, _upward, _surprises, _heavy, _kernels, _circles)
+    checks = (_unknown_rooms, _upward, _surprises, _heavy, _kernels, _optional, _circles)
     return [line for check in checks for line in check(tree)]
 
 
@@ -117,6 +124,15 @@ def _kernels(tree: Mapping[str, Module]) -> Iterator[str]:
             for part in module.imports:
                 if part.name.split(".")[0] in OUTSIDE_KERNELS:
                     yield f"{module.path}:{part.line}: imports {part.name}; kernels see tensors and ints"
+
+
+def _optional(tree: Mapping[str, Module]) -> Iterator[str]:
+    for module in tree.values():
+        for part in module.imports:
+            top = part.name.split(".")[0]
+            if top in ONLY_IN and (part.at_start or module.name != ONLY_IN[top]):
+                only = f"only {ONLY_IN[top]} may, inside a function"
+                yield f"{module.path}:{part.line}: imports {part.name}; {only}"
 
 
 def _circles(tree: Mapping[str, Module]) -> Iterator[str]:

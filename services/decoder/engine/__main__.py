@@ -24,6 +24,7 @@ from services.contract.channel import SERVER_OPTIONS
 from services.contract.errors import SetupError
 from services.contract.log import configure_logging
 from services.contract.rpc_errors import ErrorInterceptor
+from services.contract.wire_security import WireSecurity
 from services.decoder.engine.servicer import EngineServicer, Served
 from services.decoder.engine.settings import EngineSettings
 from services.decoder.engine.start import at_once, fault_in_early
@@ -139,12 +140,13 @@ def main() -> NoReturn:
     """Serve until SIGTERM, and leave the process."""
     try:
         settings = EngineSettings.from_command_line(sys.argv[1:], program="services.decoder.engine")
+        security = WireSecurity.read(settings.wire_dir)
     except SetupError as error:
         exit_with(error)
     configure_logging(settings.log_level)
     servicer = EngineServicer()
     server = start_server(settings.engine_socket, servicer)
-    store = StoreSession(settings.kvstore, f"engine-{settings.engine_index}")
+    store = StoreSession(settings.kvstore, f"engine-{settings.engine_index}", security)
     asked_to_end = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: asked_to_end.set())

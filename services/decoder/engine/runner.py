@@ -91,7 +91,8 @@ class Runner:
         mark = self._begin(plan)
         for row in plan.left_rows:
             self.residence.leave(row)
-        self.residence.resize(plan.resizes)
+        if plan.resizes:
+            self.residence.resize(plan.resizes)
         for row, first, host_pages, device_pages in plan.new_pages:
             self.tables.put(row, first, host_pages, device_pages)
         self.residence.load(plan.loads)

@@ -14,8 +14,8 @@ import grpc
 from hotset.v1 import kvstore_pb2 as pb
 from hotset.v1 import kvstore_pb2_grpc as pb_grpc
 
-from services.contract.channel import CLIENT_OPTIONS
 from services.contract.errors import SetupError, Unavailable, from_rpc_error
+from services.contract.wire_security import WireSecurity
 
 _CALL_SECONDS = 2.0  # a store that hangs holds up a shutdown for three of these
 _PAUSE_SECONDS = 0.2  # between tries
@@ -25,35 +25,37 @@ _T = TypeVar("_T")
 class StoreClient:
     """Every call raises what the store raised, or Unavailable where it is out of reach."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, security: WireSecurity) -> None:
         """Connect lazily to `address`, host:port or unix:/path."""
         self.address = address
-        self._channel = grpc.insecure_channel(address, options=CLIENT_OPTIONS)
+        self._channel = security.channel(address)
+        self._said = security.metadata
         self._store = pb_grpc.KvStoreStub(self._channel)
 
     def stats(self) -> pb.StoreStats:
         """What the store holds."""
-        return _told(lambda: self._store.Stats(pb.StoreStatsRequest(), timeout=_CALL_SECONDS))
+        request = pb.StoreStatsRequest()
+        return _told(lambda: self._store.Stats(request, timeout=_CALL_SECONDS, metadata=self._said))
 
     def attach(self, request: pb.AttachRequest) -> pb.AttachReply:
         """Open a session or take one up again."""
-        return _told(lambda: self._store.Attach(request, timeout=_CALL_SECONDS))
+        return _told(lambda: self._store.Attach(request, timeout=_CALL_SECONDS, metadata=self._said))
 
     def match(self, request: pb.MatchRequest) -> pb.MatchReply:
         """Pin pages."""
-        return _told(lambda: self._store.Match(request, timeout=_CALL_SECONDS))
+        return _told(lambda: self._store.Match(request, timeout=_CALL_SECONDS, metadata=self._said))
 
     def update(self, request: pb.UpdateRequest) -> pb.UpdateReply:
         """A step's changes."""
-        return _told(lambda: self._store.Update(request, timeout=_CALL_SECONDS))
+        return _told(lambda: self._store.Update(request, timeout=_CALL_SECONDS, metadata=self._said))
 
     def heartbeat(self, request: pb.HeartbeatRequest) -> pb.HeartbeatReply:
         """Renew the lease."""
-        return _told(lambda: self._store.Heartbeat(request, timeout=_CALL_SECONDS))
+        return _told(lambda: self._store.Heartbeat(request, timeout=_CALL_SECONDS, metadata=self._said))
 
     def detach(self, request: pb.DetachRequest) -> pb.DetachReply:
         """End a session."""
-        return _told(lambda: self._store.Detach(request, timeout=_CALL_SECONDS))
+        return _told(lambda: self._store.Detach(request, timeout=_CALL_SECONDS, metadata=self._said))
 
     def patiently(self, seconds: float, call: Callable[[], _T], called_off: threading.Event) -> _T:
         """Repeat a call while the store cannot be reached, up to `seconds`.

@@ -25,6 +25,7 @@ from services.contract.errors import (
 from services.contract.file_lock import FileLock
 from services.contract.layout import LAYOUT_VERSION, ArenaLayout
 from services.contract.planes import Plane, planes_to_wire
+from services.contract.wire_security import NO_SECURITY, WireSecurity
 from services.decoder.engine.held_pages import HeldPages
 from services.decoder.engine.host_pages import HostPage, SealOrder
 from services.decoder.engine.page_refs import from_wire, seal_to_wire, to_wire
@@ -36,11 +37,11 @@ _log = logging.getLogger(__name__)
 class StoreSession:
     """A mapped client of one kvstore; implements HostPages once `attach` has returned."""
 
-    def __init__(self, address: str, client_name: str) -> None:
+    def __init__(self, address: str, client_name: str, security: WireSecurity = NO_SECURITY) -> None:
         """Connect lazily to `address` (host:port or unix:/path); `client_name` is stable over restarts."""
         self._name = client_name
         self._token = secrets.token_hex(16)
-        self._store = StoreClient(address)
+        self._store = StoreClient(address, security)
         self._lock = threading.RLock()
         self._ending = threading.Event()
         self._beating: threading.Thread | None = None

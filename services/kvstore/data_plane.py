@@ -1,0 +1,120 @@
+"""The store's data plane, put together from the settings: what answers other stores, and what asks them.
+
+Knows which class stands behind which setting; nothing of how they work. Off unless asked for.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from services.contract.errors import SetupError
+from services.contract.transport.counters import TransportCounters
+from services.contract.transport.mapped import MappedRequester
+from services.contract.transport.protocol import Requester
+from services.contract.transport.tcp_requester import TcpRequester
+from services.contract.transport.tcp_responder import TcpResponder
+from services.contract.transport.ucx_requester import UcxRequester
+from services.contract.transport.ucx_responder import UcxResponder
+from services.contract.transport.ucx_worker import UcxOptions
+from services.contract.wire_security import WireSecurity
+from services.kvstore.mapped_source import MappedSource
+from services.kvstore.page_fetch import Face, PageFetcher
+from services.kvstore.page_source import PageSource
+from services.kvstore.peer_link import PeerLink
+from services.kvstore.peers import Peers, PullCounters
+from services.kvstore.settings import KvStoreSettings
+from services.kvstore.store_parts import StoreParts
+
+
+class DataFigures(NamedTuple):
+    """What the metrics show."""
+
+    transport: str
+    served: TransportCounters
+    asked: TransportCounters
+    served_pages: int
+    pulls: PullCounters
+    lanes: tuple[str, ...]  # in use, either way
+    held_bytes: int
+
+
+class DataPlane:
+    """Make it in a running event loop, whose thread it then belongs to."""
+
+    def __init__(self, settings: KvStoreSettings, parts: StoreParts, security: WireSecurity) -> None:
+        """Answer and ask as the settings say.
+
+        Raises:
+            SetupError: an address cannot be had, UCX cannot be set up, or a package is missing.
+        """
+        self.transport = settings.data_transport
+        self._parts = parts
+        self._options = UcxOptions(
+            tls=settings.ucx_tls, devices=settings.ucx_devices, lanes=settings.ucx_lanes
+        )
+        self._served, self._asked = TransportCounters(), TransportCounters()
+        self._source = PageSource(parts)
+        self._responder: TcpResponder | UcxResponder | None = None
+        if self.transport == "tcp":
+            self._responder = TcpResponder(settings.data_listen.encode(), self._source, self._served)
+        elif self.transport == "ucx":
+            self._responder = UcxResponder(self._options, self._source, self._served)
+        self._fetcher = PageFetcher(self._connect)
+        self._peers: Peers | None = None
+        if settings.peer_addresses:
+            if self.transport == "off":
+                raise SetupError("--peers needs a --data-transport: tcp, ucx, or mapped on one node")
+            name = f"store-{secrets.token_hex(4)}"
+            links = [PeerLink(address, name, security) for address in settings.peer_addresses]
+            self._peers = Peers(parts, links, self.transport, self._fetcher, settings.pull_seconds)
+
+    @property
+    def faces(self) -> tuple[tuple[str, bytes], ...]:
+        """Transports and addresses at which pages are read, for those who attach."""
+        return () if self._responder is None else ((self.transport, self._responder.address),)
+
+    @property
+    def asks(self) -> bool:
+        """Whether there are peers."""
+        return self._peers is not None
+
+    @property
+    def figures(self) -> DataFigures:
+        """As they are now; from any thread."""
+        lanes: Sequence[str] = self._fetcher.lanes
+        if isinstance(self._responder, UcxResponder):
+            lanes = (*lanes, *self._responder.lanes)
+        return DataFigures(
+            transport=self.transport,
+            served=self._served,
+            asked=self._asked,
+            served_pages=self._source.pages,
+            pulls=self._peers.counters if self._peers else PullCounters(),
+            lanes=tuple(sorted(set(lanes))),
+            held_bytes=self._responder.held_bytes if self._responder else 0,
+        )
+
+    async def fill(self, page_hashes: Sequence[bytes]) -> None:
+        """Have what peers know of a chain here, best effort and in bounded time."""
+        if self._peers is not None:
+            await self._peers.fill(page_hashes)
+
+    async def close(self) -> None:
+        """Stop asking, then answering."""
+        if self._peers is not None:
+            await self._peers.close()
+        if self._responder is not None:
+            self._responder.close()
+
+    def _connect(self, face: Face, seconds: float) -> Requester:
+        if self.transport == "tcp":
+            return TcpRequester(face.address, face.credentials, self._asked, seconds)
+        if self.transport == "ucx":
+            return UcxRequester(face.address, face.credentials, self._asked, seconds, self._options)
+        header = self._parts.arena.header
+        assert header is not None, "nothing is fetched into an arena that is not laid out"
+        source = MappedSource(Path(face.address.decode()), header)
+        return MappedRequester(source, face.credentials.session, self._asked)

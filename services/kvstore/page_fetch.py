@@ -1,0 +1,131 @@
+"""Pulls pages of a peer into this store's arena: a few MB a request, several under way, in order.
+
+Knows requesters, page bytes and a deadline; neither which pages are worth it nor what becomes of them. It
+belongs to one thread, because requesters do.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from services.contract.errors import HotsetError
+from services.contract.transport.faults import Fault, TransportFault
+from services.contract.transport.frame import MAX_REPLY_BYTES, MAX_REQUEST_BYTES, Credentials
+from services.contract.transport.protocol import Requester, Ticket
+from services.kvstore.page_bytes import PageBytes
+from services.kvstore.page_refs import PageRefs
+from services.kvstore.page_request import write_request
+from services.kvstore.recency import Pages
+
+REQUEST_BYTES = 4 * 2**20
+"""Of one answer, unless a page is longer."""
+_ASKING = 0.7  # of the time; nothing is asked for in the rest
+_REQUEST_PAGES = MAX_REQUEST_BYTES // 8
+
+
+@dataclass(frozen=True, slots=True)
+class Face:
+    """Where a peer answers, and as whom it knows us; equal faces may share a connection."""
+
+    address: bytes
+    credentials: Credentials
+
+
+class Fetched(NamedTuple):
+    """The first `pages` pages have arrived whole; what was wrong, if it was not the time alone."""
+
+    pages: int
+    error: HotsetError | None
+
+
+Connect = Callable[[Face, float], Requester]
+"""(face, seconds) to a requester; raises TransportFault or SetupError."""
+
+
+class PageFetcher:
+    """Keeps one connection a face."""
+
+    def __init__(self, connect: Connect) -> None:
+        self._connect = connect
+        self._requesters: dict[bytes, tuple[Face, Requester]] = {}
+        self.lanes: tuple[str, ...] = ()  # of the connections there are; replaced, never changed
+
+    def fetch(self, face: Face, refs: PageRefs, into: PageBytes, pages: Pages, deadline: float) -> Fetched:
+        """Pull what `refs` name at the peer into `pages` here, which nobody reads or writes.
+
+        The last part of the time is for what is under way, so that a pull too long for it ends in good order.
+        A connection that had lain idle may be stale: it is made anew once. Never raises a HotsetError.
+
+        Args:
+            face: where the peer answers, and as whom.
+            refs: as many as `pages`.
+            into: this store's arena.
+            pages: of this store, open and held for this.
+            deadline: monotonic, seconds.
+        """
+        if into.page_bytes > MAX_REPLY_BYTES:
+            return Fetched(0, TransportFault(Fault.LENGTH, f"a page of {into.page_bytes} bytes is too long"))
+        for again in (False, True):
+            used = face.address in self._requesters
+            fetched = self._try(face, refs, into, pages, deadline)
+            if fetched.error is None or fetched.pages or not used or again:
+                break
+        return fetched
+
+    def close(self) -> None:
+        """Let go of every connection."""
+        for address in list(self._requesters):
+            self._drop(address)
+
+    def _try(self, face: Face, refs: PageRefs, into: PageBytes, pages: Pages, deadline: float) -> Fetched:
+        count = 0
+        try:
+            requester = self._requester(face, deadline)
+            at_once = min(_REQUEST_PAGES, max(1, REQUEST_BYTES // into.page_bytes))
+            starts = deque(range(0, len(refs), at_once))
+            under_way: deque[tuple[int, int, Ticket]] = deque()
+            last_start = time.monotonic() + _ASKING * (deadline - time.monotonic())
+            while starts or under_way:
+                if time.monotonic() > last_start:
+                    starts.clear()
+                if starts and len(under_way) < requester.capabilities.in_flight:
+                    start = starts.popleft()
+                    end = min(start + at_once, len(refs))
+                    part = PageRefs(refs.pages[start:end], refs.generations[start:end])
+                    room = (end - start) * into.page_bytes
+                    ticket = requester.submit(write_request(part), room, deadline - time.monotonic())
+                    under_way.append((start, end, ticket))
+                    continue
+                if not under_way:
+                    break
+                start, end, ticket = under_way.popleft()
+                with requester.wait(ticket) as packed:
+                    into.unpack(pages[start:end], packed)
+                count = end
+        except HotsetError as error:
+            self._drop(face.address)  # whatever else was under way is of no use any more
+            return Fetched(count, error)
+        return Fetched(count, None)
+
+    def _requester(self, face: Face, deadline: float) -> Requester:
+        kept = self._requesters.get(face.address)
+        if kept is not None and kept[0] == face:
+            return kept[1]
+        self._drop(face.address)
+        requester = self._connect(face, deadline - time.monotonic())
+        self._requesters[face.address] = (face, requester)
+        self._note_lanes()
+        return requester
+
+    def _drop(self, address: bytes) -> None:
+        kept = self._requesters.pop(address, None)
+        if kept is not None:
+            kept[1].close()
+            self._note_lanes()
+
+    def _note_lanes(self) -> None:
+        self.lanes = tuple(sorted({lane for _, made in self._requesters.values() for lane in made.lanes}))

@@ -1,0 +1,183 @@
+"""Fetches from other stores what a match would miss: their prefix caches, a hash at a time, best effort.
+
+Knows the store's parts, links to peers and a fetcher. A peer's word on what it has is worth a try, no more:
+what counts is what arrives, compared, in the generation that the peer pinned. Pages on their way are
+THE_PULLER's, open and found by no hash; those that have arrived whole are sealed and cached, as if computed
+here. What a fault leaves half done is freed, and the next match goes on behind the pages that had arrived.
+
+One pull at a time: a second one for the same prompt finds the pages of the first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from services.contract.errors import HotsetError
+from services.kvstore.asked import Asked
+from services.kvstore.orders import Seal
+from services.kvstore.page_bytes import PageBytes
+from services.kvstore.page_fetch import Fetched, PageFetcher
+from services.kvstore.page_refs import PageRef, PageRefs
+from services.kvstore.pages import THE_PULLER, PageTable
+from services.kvstore.peer_link import PeerLink
+from services.kvstore.store_parts import StoreParts
+
+_log = logging.getLogger(__name__)
+_REST_SECONDS = 2.0  # a peer that failed is left alone for so long
+_RELEASE_SECONDS = 2.0
+_NOTHING = PageRefs.of(())
+
+
+@dataclass(slots=True)
+class PullCounters:
+    """What has happened since the process started; each only grows."""
+
+    pages: int = 0  # arrived whole
+    failures: int = 0  # pulls that ended early
+    empty: int = 0  # peers asked that had nothing
+
+
+class Peers:
+    """Of one event loop, and one thread for the bytes."""
+
+    def __init__(
+        self,
+        parts: StoreParts,
+        links: Sequence[PeerLink],
+        transport: str,
+        fetcher: PageFetcher,
+        seconds: float,
+    ) -> None:
+        """Ask the stores behind `links` by `transport`, for `seconds` a match at most."""
+        self._parts = parts
+        self._links = links
+        self._transport = transport
+        self._fetcher = fetcher
+        self._seconds = seconds
+        self._resting: dict[str, float] = {}
+        self._asked = Asked()
+        self._turn = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._thread = ThreadPoolExecutor(1, "page-fetch")
+        self.counters = PullCounters()
+
+    async def fill(self, page_hashes: Sequence[bytes]) -> None:
+        """Have what peers know of a chain here, as far as that succeeds in time. Raises no HotsetError."""
+        if self._missing(page_hashes) is None:
+            return
+        # A client that hangs up must not end it: the thread may be writing pages that are held for it.
+        await asyncio.shield(self._go(self._fill(page_hashes, time.monotonic() + self._seconds)))
+
+    async def close(self) -> None:
+        """Wait for what is under way, which its deadline bounds, and hang up."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._fetcher.close)
+        self._thread.shutdown()
+        for link in self._links:
+            await link.close()
+
+    def _missing(self, page_hashes: Sequence[bytes]) -> int | None:
+        """Where the chain leaves what is here; None if nobody need be asked."""
+        if self._parts.arena.layout is None:
+            return None
+        known = self._parts.space.table.known(page_hashes)
+        if known == len(page_hashes) or self._asked.lately(page_hashes[known]):
+            return None
+        return known
+
+    async def _fill(self, page_hashes: Sequence[bytes], deadline: float) -> None:
+        try:
+            await asyncio.wait_for(self._turn.acquire(), deadline - time.monotonic())
+        except TimeoutError:
+            return
+        try:
+            for link in self._links:
+                known = self._missing(page_hashes)
+                if known is None or time.monotonic() >= deadline:
+                    return
+                if self._resting.get(link.address, 0.0) < time.monotonic():
+                    await self._pull(link, page_hashes, deadline)
+            known = self._missing(page_hashes)
+            if known is not None:
+                self._asked.note(page_hashes[known])
+        finally:
+            self._turn.release()
+
+    async def _pull(self, link: PeerLink, page_hashes: Sequence[bytes], deadline: float) -> None:
+        """Pull from one peer; a fault is logged and counted, and the peer left alone for a while."""
+        arena, table = self._parts.arena, self._parts.space.table
+        assert arena.header is not None, "a table has a layout"
+        before = table.match(THE_PULLER, page_hashes)  # held, so that room is not made of them
+        theirs = _NOTHING
+        try:
+            wanted = page_hashes[len(before) :]
+            theirs = await link.match(arena.header, wanted, max(0.001, deadline - time.monotonic()))
+            error: HotsetError | None = None
+            if len(theirs):
+                error = await self._bring(link, table, before, wanted, theirs, deadline)
+            else:
+                self.counters.empty += 1
+        except HotsetError as raised:
+            error = raised
+        finally:
+            # Sealed pages stay, cached; those still open are free again. The thread has ended with them.
+            table.release_all(THE_PULLER)
+        if error is not None:
+            self._failed(link, error)
+        else:
+            self._go(self._release(link, theirs))  # nobody waits for that
+
+    async def _release(self, link: PeerLink, theirs: PageRefs) -> None:
+        try:
+            await link.release(theirs, _RELEASE_SECONDS)
+        except HotsetError as error:
+            self._failed(link, error)
+
+    def _failed(self, link: PeerLink, error: HotsetError) -> None:
+        """Count it, tell it, and leave the peer alone for a while."""
+        self.counters.failures += 1
+        self._resting[link.address] = time.monotonic() + _REST_SECONDS
+        link.forget()
+        _log.warning("pull_failed peer=%s error=%s", link.address, error)
+
+    def _go(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _bring(
+        self,
+        link: PeerLink,
+        table: PageTable,
+        before: PageRefs,
+        page_hashes: Sequence[bytes],
+        theirs: PageRefs,
+        deadline: float,
+    ) -> HotsetError | None:
+        """Fetch what there is room for and seal what arrives."""
+        room = table.counts.free + table.counts.cached
+        theirs = PageRefs(theirs.pages[:room], theirs.generations[:room])
+        ours = table.update(THE_PULLER, _NOTHING, (), len(theirs))
+        layout = self._parts.arena.layout
+        if ours is None or layout is None or not len(ours):
+            return None
+        face = link.face(self._transport)
+        into = PageBytes(self._parts.arena.buffer, layout)
+        loop = asyncio.get_running_loop()
+        fetched: Fetched = await loop.run_in_executor(
+            self._thread, self._fetcher.fetch, face, theirs, into, ours.pages, deadline
+        )
+        chain: list[PageRef | None] = [list(before)[-1] if len(before) else None, *ours]
+        seals = [
+            Seal(page, page_hashes[at], chain[at]) for at, page in enumerate(list(ours)[: fetched.pages])
+        ]
+        table.update(THE_PULLER, _NOTHING, seals, 0)
+        self.counters.pages += fetched.pages
+        _log.info("pulled peer=%s pages=%d of=%d", link.address, fetched.pages, len(theirs))
+        return fetched.error

@@ -1,0 +1,136 @@
+"""A responder in a process of its own, told what to do by lines: counters, forget (the session), end."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+from services.contract.transport.counters import TransportCounters
+from services.contract.transport.frame import Credentials
+from services.contract.transport.protocol import Requester
+from services.contract.transport.tcp_requester import TcpRequester
+from services.contract.transport.tcp_responder import TcpResponder
+from services.contract.transport.ucx_requester import UcxRequester
+from services.contract.transport.ucx_responder import UcxResponder
+from services.contract.transport.ucx_worker import UcxOptions
+from tests.contract.transport.slices import CREDENTIALS, Slices
+from tests.two_hosts import Host
+
+ROOT = Path(__file__).resolve().parents[3]
+OPTIONS = {
+    "tcp": None,
+    "ucx-shm": UcxOptions(tls="sm,self", lanes="shm"),
+    "ucx-tcp": UcxOptions(tls="tcp,self", lanes="tcp"),
+}
+"""Transport -> how UCX is set up for it."""
+REMOTE = tuple(OPTIONS)
+
+
+def environment() -> dict[str, str]:
+    """For a process that imports this tree."""
+    return {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'proto'}"}
+
+
+class Peer:
+    """Use as a context manager, which ends the process."""
+
+    def __init__(self, transport: str, *, stall: float = 10.0, host: Host | None = None) -> None:
+        """On this host, or in another namespace, where it listens on the cable."""
+        self.transport = transport
+        listen, device = (f"{host.address}:0", host.device) if host else ("127.0.0.1:0", "lo")
+        command = [*(host.before if host else ()), sys.executable, "-m", "tests.contract.transport.peer"]
+        command += [transport, str(stall), listen, device]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment()
+        )
+        self.address = bytes.fromhex(self._line())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            pipe.close()
+
+    def _line(self) -> str:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, f"the peer ended with {self.process.poll()}"
+        return line.strip()
+
+    def tell(self, command: str) -> dict[str, Any]:
+        """Have it do something; what it counts then."""
+        assert self.process.stdin is not None
+        print(command, file=self.process.stdin, flush=True)
+        answer: dict[str, Any] = json.loads(self._line())
+        return answer
+
+    def rest(self) -> dict[str, Any]:
+        """Wait until no answer is under way, however it ended; what it counts then."""
+        deadline = time.monotonic() + 10
+        while (counted := self.tell("counters"))["held"]:
+            assert time.monotonic() < deadline, "answers stay that nobody takes any more"
+            time.sleep(0.02)
+        return counted
+
+    def requester(
+        self,
+        counters: TransportCounters | None = None,
+        credentials: Credentials = CREDENTIALS,
+        seconds: float = 10.0,
+    ) -> Requester:
+        return connect(self.transport, self.address, counters, credentials, seconds)
+
+
+def connect(
+    transport: str,
+    address: bytes,
+    counters: TransportCounters | None = None,
+    credentials: Credentials = CREDENTIALS,
+    seconds: float = 10.0,
+    device: str = "lo",
+) -> Requester:
+    counts = counters or TransportCounters()
+    options = options_of(transport, device)
+    if options is None:
+        return TcpRequester(address, credentials, counts, seconds)
+    return UcxRequester(address, credentials, counts, seconds, options)
+
+
+def options_of(transport: str, device: str) -> UcxOptions | None:
+    """How UCX is to be set up to listen on `device`; None where it is not UCX."""
+    options = OPTIONS[transport]
+    return None if options is None else replace(options, devices=device)
+
+
+def main() -> None:
+    transport, stall, listen, device = sys.argv[1:]
+    counters, service = TransportCounters(), Slices()
+    options = options_of(transport, device)
+    responder: TcpResponder | UcxResponder
+    if options is None:
+        responder = TcpResponder(listen.encode(), service, counters, float(stall))
+    else:
+        responder = UcxResponder(options, service, counters, float(stall))
+    print(responder.address.hex(), flush=True)
+    for line in sys.stdin:
+        if line.strip() == "forget":
+            service.grants.clear()
+        elif line.strip() == "end":
+            responder.close()
+        faults = {fault.value: count for fault, count in counters.faults.items()}
+        counted = {"requests": counters.requests, "sent": counters.sent_bytes, "held": responder.held_bytes}
+        print(json.dumps(counted | faults), flush=True)
+
+
+if __name__ == "__main__":
+    main()
