@@ -12,6 +12,7 @@ from services.contract.layout import ArenaLayout
 from services.decoder.engine.memory_plan import MemoryPlan, kv_fingerprint, kv_planes, kv_shape
 from services.decoder.engine.model_settings import settings_for
 from services.decoder.engine.offline import OfflineEngine
+from services.decoder.kv.tiered import Tiered
 from services.decoder.models.spec import ModelSpec
 from services.decoder.settings import DecoderSettings
 from tests.decoder import checkpoints
@@ -97,6 +98,11 @@ def test_the_plan_counts_what_is_allocated(path: Path, mode: str) -> None:
     residence = engine.runner.residence
     pools = sum(residence.pool(layer).nbytes for layer in range(4))
     assert pools == (plan.hot_bytes if mode == "tiered" else plan.resident_bytes)
+    if isinstance(residence, Tiered):
+        own = [residence.hot.tables[layer] for layer in (0, 2)]
+        entries = sum(each.block_to_slot.numel() + 2 * each.order.numel() for each in own)
+        entries += own[0].parcels.numel() + own[0].capacity.numel()
+        assert plan.table_bytes == 4 * (entries + 2 * 2 * plan.max_pages)
     kv, index = kv_planes(plan.settings, shape)
     assert kv.page_bytes == 64 * plan.token_bytes
     assert index.page_bytes == 2 * 64 * 32 * 4
