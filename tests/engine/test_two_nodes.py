@@ -78,10 +78,8 @@ class Node:
         return answer, self.engine.events[name, 0][0].cached_prompt_tokens
 
 
-@pytest.mark.parametrize(
-    "transport",
-    [pytest.param(name, marks=() if name == "ucx-shm" else pytest.mark.slow) for name in TRANSPORTS],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_prefix_computed_here_is_not_computed_there(
     shm: Path, keep: Keeper, tiny: Path, answers: list[list[int]], transport: str
 ) -> None:
@@ -96,6 +94,10 @@ def test_a_prefix_computed_here_is_not_computed_there(
     assert second.says(0) == (answers[0], 256)  # here now
     assert second.says(1) == (answers[1], 0)  # nobody has it
     assert "pulled peer=" in second.store.text
+    first.engine.submit("prefill", prompt(3), 1)  # one node reads the prompt, the other answers
+    assert first.engine.answer("prefill") == answers[3][:1]
+    eventually("the pages are back", first.engine.idle)
+    assert second.says(3) == (answers[3], 256)
     first.store.end(signal.SIGKILL)
     assert second.says(2) == (answers[2], 0)  # nobody answers any more
     for state in ("open_pages", "sealed_pages"):

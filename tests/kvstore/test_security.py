@@ -16,8 +16,8 @@ from hotset.v1 import kvstore_pb2_grpc as rpc
 from services.contract.errors import Unauthenticated, Unavailable
 from services.contract.wire_security import WireSecurity
 from services.decoder.engine.store_client import StoreClient
+from tests.kvstore.pair import PAGES, Client, chain
 from tests.kvstore.process import KvStore, error_of, eventually
-from tests.kvstore.test_pull import PAGES, Client, chain
 
 ALTERNATIVE = "subjectAltName=IP:127.0.0.1"
 

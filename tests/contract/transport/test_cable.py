@@ -20,7 +20,8 @@ def hosts() -> Iterator[tuple[Host, Host]]:
         yield made
 
 
-@pytest.mark.parametrize("transport", [pytest.param("tcp", marks=pytest.mark.slow), "ucx-tcp"])
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["tcp", "ucx-tcp"])
 def test_out_and_in_again(hosts: tuple[Host, Host], transport: str) -> None:
     here, there = hosts
     with Peer(transport, host=here, stall=2.0) as peer, Asker(transport, peer.address, there) as asker:
