@@ -9,6 +9,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from services.decoder.models.latent_spec import LATENT_TYPES
+from services.decoder.models.spec import SUPPORTED
 
 COMMON: Mapping[str, object] = {
     "vocab_size": 211,
@@ -47,6 +48,8 @@ _LATENT: Mapping[str, object] = {
     "pad_token_id": None,  # whose embedding is zero, and so is every score of such a token
     "head_dim": None,
 }
+
+GQA_TYPES = tuple(name for name in SUPPORTED if name not in LATENT_TYPES)
 
 TWISTS: Mapping[str, Mapping[str, object]] = {
     "deepseek_v32": _LATENT,

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 
+from services.decoder.engine.assembly import WrapTokens
 from services.decoder.engine.offline import OfflineEngine
 from services.decoder.engine.sequence import Sampling, Sequence
 from services.decoder.models.causal_lm import CausalLM
@@ -49,7 +50,13 @@ def ask(name: str, prompt: list[int], tokens: int, priority: int = 0) -> Sequenc
     return Sequence(name, 0, prompt, Sampling(), seed=0, max_tokens=tokens, priority=priority)
 
 
-def engine_of(model: CausalLM | Path, arena_bytes: int = ARENA_BYTES, /, **changes: object) -> OfflineEngine:
+def engine_of(
+    model: CausalLM | Path,
+    arena_bytes: int = ARENA_BYTES,
+    wrap_tokens: WrapTokens = lambda layer, selector: selector,
+    /,
+    **changes: object,
+) -> OfflineEngine:
     """Of a loaded model, or of a checkpoint in fp32; few hot slots, so that many misses happen."""
     base: dict[str, object] = {
         "model": model if isinstance(model, Path) else "unused",
@@ -62,7 +69,8 @@ def engine_of(model: CausalLM | Path, arena_bytes: int = ARENA_BYTES, /, **chang
         "window_tokens": 64,
     }
     settings = DecoderSettings.model_validate(base | changes)
-    return OfflineEngine(settings, arena_bytes, None if isinstance(model, Path) else model)
+    loaded = None if isinstance(model, Path) else model
+    return OfflineEngine(settings, arena_bytes, loaded, wrap_tokens=wrap_tokens)
 
 
 def check(engine: OfflineEngine) -> None:

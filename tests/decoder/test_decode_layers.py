@@ -17,7 +17,7 @@ from services.decoder.kernels.dense import TorchDense
 from services.decoder.models.causal_lm import CausalLM
 from services.decoder.models.decode_layers import FUSABLE, DecodeLayers, fusable
 from services.decoder.models.fused_weights import FusedWeights
-from services.decoder.models.spec import SUPPORTED, ModelSpec
+from services.decoder.models.spec import ModelSpec
 from services.decoder.models.weights import load_weights, random_weights
 from tests.decoder import checkpoints
 
@@ -163,7 +163,7 @@ def test_a_fused_model_is_saved_as_it_was(tmp_path: Path, model_type: str) -> No
     assert all(torch.equal(after[name], before[name]) for name in before)
 
 
-@pytest.mark.parametrize("model_type", SUPPORTED)
+@pytest.mark.parametrize("model_type", checkpoints.GQA_TYPES)
 def test_no_value_is_read_by_the_host(tmp_path: Path, model_type: str) -> None:
     """On the meta device there are no values to read: `.item()` and branches on a tensor raise there."""
     meta = torch.device("meta")
@@ -177,7 +177,7 @@ def test_no_value_is_read_by_the_host(tmp_path: Path, model_type: str) -> None:
 
 
 NOT_FUSABLE: Mapping[str, tuple[str, Mapping[str, object]]] = {
-    **{name: (name, {}) for name in SUPPORTED if name not in FUSABLE},
+    **{name: (name, {}) for name in checkpoints.GQA_TYPES if name not in FUSABLE},
     "biases in the MLP": ("llama", {"mlp_bias": True}),
     "another gate": ("qwen2", {"hidden_act": "gelu"}),
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -10,11 +9,14 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from services.decoder.attention.latent_heart import LatentHeart
+from services.decoder.attention.selector import TokenSelector
+from services.decoder.kernels.choose_tokens import IndexQuery
+from services.decoder.kernels.decode_batch import DecodeBatch
 from services.decoder.kernels.rope import turn_halves
+from services.decoder.kv.batch import PrefillChunk
 from services.decoder.models import latent_attention
 from tests.decoder import checkpoints
-from tests.decoder.dsa_rig import CASES, TOP_K, ask, check, engine_of, prompt_of
+from tests.decoder.dsa_rig import ARENA_BYTES, CASES, TOP_K, ask, check, engine_of, prompt_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -62,44 +64,58 @@ def theirs(path: Path, prompt: list[int], tokens: int) -> tuple[list[int], Choic
     return answer, choices
 
 
-@pytest.fixture
-def choices(monkeypatch: pytest.MonkeyPatch) -> list[Choices]:
-    """What our layers choose, by row."""
-    found: list[Choices] = [defaultdict(set) for _ in range(3)]
-    decode, prefill = LatentHeart.decode, LatentHeart.prefill
+class Noting:
+    """Before a layer's own selector: notes what it chooses for row 0."""
 
-    def note(row: int, layer: int, position: int, chosen: list[int]) -> None:
-        found[row][layer, position] = {token for token in chosen if token >= 0}
+    def __init__(self, layer: int, own: TokenSelector, choices: Choices) -> None:
+        self.layer, self.own, self.choices = layer, own, choices
 
-    def noted_decode(self, layer, batch, *rest):  # type: ignore[no-untyped-def]  # a spy passes on what it gets
-        out, chosen = decode(self, layer, batch, *rest)
-        for row, at, own in zip(
-            batch.seats.tolist(), batch.position.tolist(), chosen.selected.tolist(), strict=True
-        ):
-            note(row, layer, at, own)
-        return out, chosen
+    def fill(self, chunk: PrefillChunk, key: Tensor) -> None:
+        self.own.fill(chunk, key)
 
-    def noted_prefill(self, layer, chunk, *rest):  # type: ignore[no-untyped-def]  # likewise
-        out, chosen = prefill(self, layer, chunk, *rest)
-        for i, own in enumerate(chosen.tolist()):
-            note(chunk.row, layer, chunk.start + i, own)
-        return out, chosen
+    def observe(self, batch: DecodeBatch, key: Tensor) -> None:
+        self.own.observe(batch, key)
 
-    monkeypatch.setattr(LatentHeart, "decode", noted_decode)
-    monkeypatch.setattr(LatentHeart, "prefill", noted_prefill)
-    return found
+    def select(self, batch: DecodeBatch, index: IndexQuery) -> Tensor:
+        return self.note(int(batch.position[0]), self.own.select(batch, index))
+
+    def rank(self, chunk: PrefillChunk, index: IndexQuery) -> Tensor:
+        return self.note(chunk.start, self.own.rank(chunk, index))
+
+    def note(self, start: int, chosen: Tensor) -> Tensor:
+        for i, row in enumerate(chosen.tolist()):
+            self.choices[self.layer, start + i] = {token for token in row if token >= 0}
+        return chosen
+
+
+def alone(path: Path, prompt: list[int], tokens: int, mode: str) -> tuple[list[int], Choices]:
+    """Our answer, and what our layers that choose chose."""
+    choices: Choices = {}
+    hot_tokens = 0 if mode == "full" else TOP_K + 1
+    engine = engine_of(
+        path,
+        ARENA_BYTES,
+        lambda layer, own: Noting(layer, own, choices),
+        kv_mode=mode,
+        hot_tokens=hot_tokens,
+        max_rows=1,
+    )
+    engine.generate([one := ask("one", prompt, tokens)])
+    check(engine)
+    return one.generated, choices
 
 
 @pytest.mark.parametrize("mode", ["full", "tiered"])
-def test_tokens_and_choices_are_transformers(checkpoint: Path, choices: list[Choices], mode: str) -> None:
+def test_tokens_and_choices_are_transformers(checkpoint: Path, mode: str) -> None:
     """Chunks over windows of history, then decode far past the budget: every layer and position."""
     prompt = prompt_of(150)
-    [answer] = ours(checkpoint, [prompt], 64, kv_mode=mode, hot_tokens=0 if mode == "full" else TOP_K + 1)
+    answer, own = alone(checkpoint, prompt, 64, mode)
     expected, chosen = theirs(checkpoint, prompt, 64)
     assert answer == expected
     assert len(set(answer)) > 8, "an answer that says one thing proves nothing"
+    assert own.keys() == chosen.keys(), "layers that follow choose nothing"
     for (layer, position), tokens in chosen.items():
-        assert choices[0][layer, position] == tokens, (layer, position)
+        assert own[layer, position] == tokens, (layer, position)
         assert len(tokens) == min(TOP_K, position + 1)
 
 
@@ -108,13 +124,11 @@ def test_rows_of_any_length_together(checkpoint: Path) -> None:
     assert ours(checkpoint, prompts, 20) == [theirs(checkpoint, prompt, 20)[0] for prompt in prompts]
 
 
-def test_rope_by_halves_in_glms_indexer_is_caught(
-    tmp_path: Path, choices: list[Choices], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rope_by_halves_in_glms_indexer_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(latent_attention.INDEXER_ROPE, "glm_moe_dsa", turn_halves)
     path = checkpoints.save(tmp_path, "glm_moe_dsa")
     prompt = prompt_of(150)
-    [answer] = ours(path, [prompt], 64)
+    answer, own = alone(path, prompt, 64, "full")
     expected, chosen = theirs(path, prompt, 64)
-    assert any(choices[0][place] != tokens for place, tokens in chosen.items())
+    assert any(own[place] != tokens for place, tokens in chosen.items())
     assert answer != expected

@@ -15,8 +15,7 @@ from services.contract.errors import SetupError
 from services.decoder.engine.offline import OfflineEngine
 from services.decoder.engine.sequence import Sampling, Sequence
 from services.decoder.models.causal_lm import CausalLM
-from services.decoder.models.latent_spec import LATENT_TYPES
-from services.decoder.models.spec import SUPPORTED, ModelSpec
+from services.decoder.models.spec import ModelSpec
 from services.decoder.settings import DecoderSettings
 from tests.decoder import checkpoints
 
@@ -54,7 +53,7 @@ def theirs(path: Path, prompt: list[int], tokens: int) -> list[int]:
     return answer
 
 
-@pytest.mark.parametrize("model_type", [name for name in SUPPORTED if name not in LATENT_TYPES])
+@pytest.mark.parametrize("model_type", checkpoints.GQA_TYPES)
 def test_a_served_architecture_answers_as_transformers_does(tmp_path: Path, model_type: str) -> None:
     path = checkpoints.save(tmp_path, model_type)
     draw = torch.Generator().manual_seed(3)

@@ -6,12 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoConfig
 
 from services.contract.errors import SetupError
 from services.contract.layout import ArenaLayout
 from services.decoder.engine.memory_plan import MemoryPlan, kv_fingerprint, kv_planes, kv_shape
 from services.decoder.engine.model_settings import settings_for
 from services.decoder.engine.offline import OfflineEngine
+from services.decoder.kv.tiered import Tiered
+from services.decoder.models.latent_spec import LatentSpec
 from services.decoder.models.spec import ModelSpec
 from services.decoder.settings import DecoderSettings
 from tests.decoder import checkpoints
@@ -97,9 +100,33 @@ def test_the_plan_counts_what_is_allocated(path: Path, mode: str) -> None:
     residence = engine.runner.residence
     pools = sum(residence.pool(layer).nbytes for layer in range(4))
     assert pools == (plan.hot_bytes if mode == "tiered" else plan.resident_bytes)
+    if isinstance(residence, Tiered):
+        own = [residence.hot.tables[layer] for layer in (0, 2)]
+        entries = sum(each.block_to_slot.numel() + 2 * each.order.numel() for each in own)
+        entries += own[0].parcels.numel() + own[0].capacity.numel()
+        assert plan.table_bytes == 4 * (entries + 2 * 2 * plan.max_pages)
     kv, index = kv_planes(plan.settings, shape)
     assert kv.page_bytes == 64 * plan.token_bytes
     assert index.page_bytes == 2 * 64 * 32 * 4
+
+
+def test_anchors_are_those_of_the_published_models() -> None:
+    """GLM-5.2: 21 of 78 layers choose. DeepSeek-V3.2 and GLM-5: all."""
+    shared = AutoConfig.for_model("glm_moe_dsa", index_topk_freq=4, index_skip_topk_offset=3)
+    found = LatentSpec.of(shared)
+    assert found is not None
+    assert sorted(set(found.anchors)) == [0, 1, *range(2, 78, 4)]
+    assert found.anchors[2:8] == (2, 2, 2, 2, 6, 6)
+    for model_type, layers in (("glm_moe_dsa", 78), ("deepseek_v32", 61)):
+        plain = LatentSpec.of(AutoConfig.for_model(model_type))
+        assert plain is not None
+        assert plain.anchors == tuple(range(layers))
+        assert (plain.latent, plain.roped, plain.index_dim, plain.top_k) == (512, 64, 128, 2048)
+    spelled = LatentSpec.of(
+        AutoConfig.for_model("glm_moe_dsa", num_hidden_layers=4, index_topk_pattern="FSSF")
+    )
+    assert spelled is not None
+    assert spelled.anchors == (0, 0, 0, 3)
 
 
 def test_who_follows_whom_is_part_of_the_fingerprint(path: Path) -> None:

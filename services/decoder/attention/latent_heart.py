@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from services.decoder.attention.dsa import Dsa
+from services.decoder.attention.selector import TokenSelector
 from services.decoder.kernels.attend_chosen import attend_chosen
 from services.decoder.kernels.attend_latent import attend_latent
 from services.decoder.kernels.attend_part import Part
@@ -47,7 +47,11 @@ class LatentHeart:
     """One residence, one selector a layer that chooses."""
 
     def __init__(
-        self, kernels: StepKernels, shape: KvShape, residence: Residence, selectors: Mapping[int, Dsa]
+        self,
+        kernels: StepKernels,
+        shape: KvShape,
+        residence: Residence,
+        selectors: Mapping[int, TokenSelector],
     ) -> None:
         """Layers without an entry in `selectors` follow the choice of one before them."""
         self._kernels = kernels

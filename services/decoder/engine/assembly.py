@@ -16,7 +16,7 @@ from services.decoder.attention.everything import Everything
 from services.decoder.attention.heart import Heart
 from services.decoder.attention.latent_heart import LatentHeart
 from services.decoder.attention.quest import Quest
-from services.decoder.attention.selector import Selector
+from services.decoder.attention.selector import Selector, TokenSelector
 from services.decoder.engine.capacity_book import CapacityBook
 from services.decoder.engine.decode_graphs import DecodeGraphs
 from services.decoder.engine.device_sampler import DeviceSampler
@@ -45,6 +45,7 @@ from services.decoder.models.causal_lm import CausalLM
 _LEAST_CAPABILITY = (8, 0)  # bfloat16 on tensor cores, copies into shared memory that nobody waits for
 
 Wrap = Callable[[int, Selector], Selector]
+WrapTokens = Callable[[int, TokenSelector], TokenSelector]
 
 
 def assemble(
@@ -53,11 +54,12 @@ def assemble(
     arena: ArenaMap,
     device: torch.device,
     wrap: Wrap = lambda layer, selector: selector,
+    wrap_tokens: WrapTokens = lambda layer, selector: selector,
 ) -> Runner:
     """Allocate everything that the plan counts, and wire it.
 
-    `wrap` may put another selector before a layer's own: a recorder of choices, or a benchmark's trace. It is
-    not asked about models that choose by an indexer of their own.
+    `wrap` may put another selector before a layer's own: a recorder of choices, or a benchmark's trace; in
+    models that choose by an indexer of their own, `wrap_tokens` may.
     """
     shape, settings = plan.shape, plan.settings
     kernels = step_kernels(plan, device)
@@ -73,7 +75,8 @@ def assemble(
     if model.spec.latent is not None:
         keys = PagedIndex(arena, shape, plan.device_pages, plan.index_layers, device)
         choosing = {
-            layer: Dsa(keys.entries(layer), shape.page_tokens, plan.top_k) for layer in plan.index_layers
+            layer: wrap_tokens(layer, Dsa(keys.entries(layer), shape.page_tokens, plan.top_k))
+            for layer in plan.index_layers
         }
         latent_heart = LatentHeart(kernels, shape, residence, choosing)
         return Runner(model, shape, tables, residence, keys, latent_heart, HostDraw(), None)

@@ -198,10 +198,11 @@ class MemoryPlan:
         """Tables of rows, lanes and hot slots, int32."""
         rows, groups = self.settings.max_rows, self.shape.groups
         entries = rows * 2 * self.max_pages
+        if self.settings.kv_mode == "tiered":
+            tables = sum(self.shape.chooses(layer) for layer in range(self.shape.layers))
+            entries += rows * groups * self.max_blocks * tables
         for each in self.hot_classes:
-            tables = each.layers - each.followers
-            entries += tables * (rows * groups * self.max_blocks + 2 * each.pool_slots(groups))
-            entries += rows * (each.most + 1)
+            entries += 2 * (each.layers - each.followers) * each.pool_slots(groups) + rows * (each.most + 1)
         return 4 * entries
 
     def table(self) -> str:
@@ -223,7 +224,7 @@ class MemoryPlan:
         return "\n".join(f"  {name:<17}{format_bytes(size):>10}  {note}" for name, size, note in lines)
 
     def _hot_note(self) -> str:
-        """What the last class of layers, Quest's, holds: tokens of all rows, and of one."""
+        """What the last class of layers, the sparse ones, holds: tokens of all rows, and of one."""
         if not self.hot_classes:
             return "none"
         last, block_tokens = self.hot_classes[-1], self.shape.block_tokens

@@ -14,7 +14,15 @@ from pathlib import Path
 import torch
 
 from services.contract.layout import ArenaLayout
-from services.decoder.engine.assembly import Wrap, assemble, capacity_book, dense_ops, limits_of, page_hasher
+from services.decoder.engine.assembly import (
+    Wrap,
+    WrapTokens,
+    assemble,
+    capacity_book,
+    dense_ops,
+    limits_of,
+    page_hasher,
+)
 from services.decoder.engine.host_pages import LocalPages
 from services.decoder.engine.memory_plan import MemoryPlan, device_room, kv_fingerprint, kv_planes, kv_shape
 from services.decoder.engine.model_settings import settings_for
@@ -38,8 +46,9 @@ class OfflineEngine:
         arena_bytes: int,
         model: CausalLM | None = None,
         wrap: Wrap = lambda layer, selector: selector,
+        wrap_tokens: WrapTokens = lambda layer, selector: selector,
     ) -> None:
-        """Load the model, or take a loaded one with its spec and dtype; `wrap` as assembly.py says."""
+        """Load the model, or take a loaded one with its spec and dtype; the wraps as assembly.py says."""
         device = resolve_device(settings.device)
         if model is None:
             spec = ModelSpec.read(settings.model)
@@ -63,7 +72,7 @@ class OfflineEngine:
         hasher = page_hasher(self.plan, kv_fingerprint(spec, shape))
         book = capacity_book(self.plan)
         self.scheduler = Scheduler(limits_of(self.plan), self.host, self.device_pages, hasher, book)
-        self.runner = assemble(self.plan, self.model, self.arena, device, wrap)
+        self.runner = assemble(self.plan, self.model, self.arena, device, wrap, wrap_tokens)
         self.on_plan: Callable[[StepPlan], None] = lambda plan: None
         self._stepper = Stepper(self.scheduler, self.runner, nullcontext(), lambda plan: self.on_plan(plan))
 

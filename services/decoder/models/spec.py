@@ -14,6 +14,7 @@ from typing import Any
 from transformers import AutoConfig, PreTrainedConfig
 
 from services.contract.errors import SetupError
+from services.decoder.models.fp8_weights import ScaledBlock
 from services.decoder.models.latent_spec import LATENT_TYPES, LatentSpec, latent_refusal
 
 SUPPORTED = (
@@ -127,7 +128,7 @@ def _refusal(config: PreTrainedConfig) -> str | None:
     for name in ("attn_logit_softcapping", "attention_chunk_size"):
         if getattr(config, name, None):
             return f"it uses {name}"
-    if getattr(config, "quantization_config", None):
+    if getattr(config, "quantization_config", None) and ScaledBlock.of(config) is None:
         return "its weights are quantised; save them dequantised"
     rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type", "default") in ("dynamic", "longrope"):

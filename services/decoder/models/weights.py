@@ -5,12 +5,16 @@ Knows transformers' model classes and our attention's name; not what is computed
 
 from __future__ import annotations
 
+import copy
+from pathlib import Path
+
 import torch
-from torch import nn
-from transformers import AutoModelForCausalLM
+from torch import Tensor, nn
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreTrainedModel
 
 from services.contract.errors import SetupError
 from services.decoder.models.attention_hook import ATTENTION_NAME, register
+from services.decoder.models.fp8_weights import ScaledBlock, read_weights
 from services.decoder.models.spec import ModelSpec
 
 
@@ -18,16 +22,33 @@ def load_weights(spec: ModelSpec, dtype: torch.dtype) -> nn.Module:
     """The checkpoint's model, on the CPU.
 
     Raises:
-        SetupError: some weights are not there; transformers would make them up.
+        SetupError: some weights are not there, which transformers would make up, or FP8 ones lack factors.
     """
     register()
-    loaded: object = AutoModelForCausalLM.from_pretrained(
-        spec.path,
-        dtype=dtype,
-        attn_implementation=ATTENTION_NAME,
-        local_files_only=True,
-        output_loading_info=True,
-    )
+    block = ScaledBlock.of(spec.config)
+    loaded: object
+    if block is None:
+        loaded = AutoModelForCausalLM.from_pretrained(
+            spec.path,
+            dtype=dtype,
+            attn_implementation=ATTENTION_NAME,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    else:
+        config = copy.deepcopy(spec.config)
+        del config.quantization_config  # transformers would want a GPU for it, and another library
+        kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+        assert isinstance(kind, type)
+        assert issubclass(kind, PreTrainedModel)
+        loaded = kind.from_pretrained(
+            None,
+            config=config,
+            state_dict=_dequantised(spec.path, block, dtype),
+            dtype=dtype,
+            attn_implementation=ATTENTION_NAME,
+            output_loading_info=True,
+        )
     assert isinstance(loaded, tuple), "asked for with output_loading_info"
     model, found = loaded
     missing = sorted(found["missing_keys"])
@@ -38,6 +59,13 @@ def load_weights(spec: ModelSpec, dtype: torch.dtype) -> nn.Module:
         )
     assert isinstance(model, nn.Module)
     return model
+
+
+def _dequantised(path: Path, block: ScaledBlock, dtype: torch.dtype) -> dict[str, Tensor]:
+    try:
+        return read_weights(path, block, dtype)
+    except (OSError, ValueError) as error:
+        raise SetupError(f"the FP8 weights of {path} cannot be read: {error}") from error
 
 
 def random_weights(spec: ModelSpec, dtype: torch.dtype, device: torch.device, seed: int) -> nn.Module:
