@@ -19,6 +19,7 @@ from services.decoder.engine.sequence import Sampling, Sequence
 from services.decoder.settings import DecoderSettings
 from tests.decoder import checkpoints
 from tests.engine.processes import Engine, Keeper, KvStore, eventually
+from tests.kvstore.pair import REST_SECONDS
 from tests.two_hosts import Host, two_hosts
 
 FLAGS: dict[str, object] = {
@@ -160,7 +161,7 @@ def test_over_a_cable_that_is_pulled_out_and_back_in(
         pulled() == before
     ):  # a peer that failed is left alone for a while, and gRPC looks again each second
         assert time.monotonic() < deadline
-        time.sleep(2.1)
+        time.sleep(REST_SECONDS)
         answer, _ = second.says(number)
         assert answer == answers[number]
         number += 1

@@ -26,6 +26,7 @@ UCX = {
 }
 LANES = {"tcp": ("tcp/127",), "ucx-shm": ("sysv/", "posix/"), "ucx-tcp": ("tcp/lo",)}
 PAGES = 12
+REST_SECONDS = 2.1  # a bit longer than a store leaves a peer alone that failed or had nothing
 # Two planes, layers that differ, one that keeps nothing; 6 MiB hold 23 pages.
 HEADER = FileHeader(
     64,

@@ -16,7 +16,7 @@ from services.kvstore.page_refs import PageRefs
 from services.kvstore.page_request import write_request
 from tests.contract.transport.peer import connect
 from tests.kvstore import process
-from tests.kvstore.pair import LANES, PAGES, TRANSPORTS, Client, Pair, asked, chain
+from tests.kvstore.pair import LANES, PAGES, REST_SECONDS, TRANSPORTS, Client, Pair, asked, chain
 from tests.kvstore.process import eventually
 
 
@@ -77,7 +77,7 @@ def test_nobody_is_asked_twice_at_once_for_what_nobody_has(
     for _ in range(5):
         assert pair.at_b.match(chain("nothing")) == []
     assert pair.b.metric("hotset_store_pulls_empty_total") == 1
-    time.sleep(2.1)
+    time.sleep(REST_SECONDS)
     pair.at_a.sequence_of(chain("nothing"), 3)
     assert len(pair.at_b.match(chain("nothing"))) == PAGES
 
@@ -101,7 +101,7 @@ def test_another_model_is_never_pulled_nor_laid_out(stack: ExitStack, shm: Path,
     assert a.stats().total_pages == 0  # a reader lays nothing out
     other = process.Client(a, "other", "0" * 31 + "2", mapped=False)
     other.attach()
-    time.sleep(2.1)
+    time.sleep(REST_SECONDS)
     assert Client(b, "again", "0" * 31 + "3").match(chain("x")) == []
     assert a.stats().sessions == 1
 

@@ -20,7 +20,7 @@ from services.contract.transport.protocol import Ticket
 from services.kvstore.mapped_source import MappedSource
 from services.kvstore.page_fetch import Face, PageFetcher
 from services.kvstore.page_refs import PageRef, PageRefs
-from tests.kvstore.pair import HEADER, PAGES, TRANSPORTS, Client, Pair, asked, chain
+from tests.kvstore.pair import HEADER, PAGES, REST_SECONDS, TRANSPORTS, Client, Pair, asked, chain
 from tests.kvstore.process import KvStore, eventually
 
 
@@ -39,9 +39,9 @@ def test_a_client_that_hangs_up_pins_nothing_and_the_pages_come(
     written = pair.at_a.sequence_of(chain("x"), 1)
     pair.a.signal(signal.SIGSTOP)  # so that it hangs up while the pull waits
     call = asked(pair.at_b, "x")
-    time.sleep(0.1)
+    time.sleep(0.1)  # the pull has begun
     call.cancel()
-    time.sleep(0.05)
+    time.sleep(0.05)  # it hears of that
     pair.a.signal(signal.SIGCONT)
     eventually(pair.rests)
     eventually(lambda: pair.b.metric("hotset_store_pages_pulled_total") == PAGES + 1)
@@ -58,7 +58,7 @@ def test_a_full_store_pulls_what_it_has_room_for(stack: ExitStack, shm: Path, tm
     assert pair.at_b.contents(found) == written[:3]
     assert pair.at_b.match(chain("x")[3:]) == []  # no room at all
     pair.at_b.update(releases=held)
-    time.sleep(2.1)  # so that it is asked again
+    time.sleep(REST_SECONDS)
     assert pair.at_b.contents(pair.at_b.match(chain("x"))) == written
 
 
@@ -72,7 +72,7 @@ def test_pins_at_a_peer_go_back_whatever_became_of_the_pull(
     pair.at_a.sequence_of(chain("y", 8), 2)
     for name in "xy":
         assert pair.at_b.match(chain(name, 8)) == []
-        time.sleep(2.1)
+        time.sleep(REST_SECONDS)
     assert pair.b.metric("hotset_store_pulls_failed_total") == 2
     assert pair.a.stats().sealed_pages == 8  # of the last one alone
     assert pair.a.metric("hotset_store_sessions", kind="remote") == 2
@@ -150,7 +150,7 @@ def test_a_peer_that_fails_costs_a_pull_and_no_more(
     else:
         pair.a.process.wait()
         pair.a = pair.start("a", f"--listen={pair.a.grpc}")  # another life of the same arena
-    time.sleep(2.1)  # a peer that failed is left alone for a while
+    time.sleep(REST_SECONDS)
     again = pair.at_b.match(chain("x"))
     assert pair.at_b.contents(again) == written
     pair.at_b.update(releases=again)
@@ -160,7 +160,7 @@ def test_a_killed_puller_leaves_no_page_behind(stack: ExitStack, shm: Path, tmp_
     pair = Pair(stack, shm, tmp_path, "tcp", "--pull-seconds=1.5")
     pair.at_a.sequence_of(chain("x"), 1)
     asked(pair.at_b, "x")
-    time.sleep(0.004)
+    time.sleep(0.004)  # as above
     pair.b.signal(signal.SIGKILL)
     pair.b.process.wait()
     b = pair.start("b", "--lease-seconds=0.5")

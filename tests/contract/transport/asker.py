@@ -3,59 +3,35 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import time
-from typing import Any, Self
+from typing import Any
 
 from services.contract.transport.faults import TransportFault
 from services.contract.transport.protocol import Requester
-from tests.contract.transport.peer import ROOT, connect, environment
+from tests.contract.transport.child import Child
+from tests.contract.transport.peer import connect
 from tests.contract.transport.slices import MEMORY_BYTES, Slices, expected, question
 from tests.two_hosts import Host
 
 LARGE = [(1, MEMORY_BYTES - 1)]
 
 
-class Asker:
-    """Use as a context manager, which ends the process."""
+class Asker(Child):
+    """Told to connect, ask and close."""
 
     def __init__(self, transport: str, address: bytes, host: Host) -> None:
-        command = [*host.before, sys.executable, "-m", "tests.contract.transport.asker"]
-        self.process = subprocess.Popen(
-            [*command, transport, address.hex(), host.device],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-            env=environment(),
-        )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            assert pipe is not None
-            pipe.close()
-
-    def begin(self, command: str) -> None:
-        """Have it do something."""
-        assert self.process.stdin is not None
-        print(command, file=self.process.stdin, flush=True)
+        module = "tests.contract.transport.asker"
+        super().__init__(host.before, module, transport, address.hex(), host.device)
 
     def end(self) -> str:
         """Wait for what became of it: "" if all was right, or the fault."""
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        assert line, f"the asker ended with {self.process.poll()}"
-        fault: str = json.loads(line)
+        fault: str = json.loads(self.line())
         return fault
 
     def do(self, command: str) -> str:
-        self.begin(command)
+        """Have it done, and wait."""
+        self.say(command)
         return self.end()
 
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from services.contract.transport.counters import TransportCounters
 from services.contract.transport.frame import Credentials
@@ -19,10 +16,10 @@ from services.contract.transport.tcp_responder import TcpResponder
 from services.contract.transport.ucx_requester import UcxRequester
 from services.contract.transport.ucx_responder import UcxResponder
 from services.contract.transport.ucx_worker import UcxOptions
+from tests.contract.transport.child import Child
 from tests.contract.transport.slices import CREDENTIALS, Slices
 from tests.two_hosts import Host
 
-ROOT = Path(__file__).resolve().parents[3]
 OPTIONS = {
     "tcp": None,
     "ucx-shm": UcxOptions(tls="sm,self", lanes="shm"),
@@ -32,46 +29,21 @@ OPTIONS = {
 REMOTE = tuple(OPTIONS)
 
 
-def environment() -> dict[str, str]:
-    """For a process that imports this tree."""
-    return {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'proto'}"}
-
-
-class Peer:
-    """Use as a context manager, which ends the process."""
+class Peer(Child):
+    """Answers until it is ended."""
 
     def __init__(self, transport: str, *, stall: float = 10.0, host: Host | None = None) -> None:
         """On this host, or in another namespace, where it listens on the cable."""
         self.transport = transport
         listen, device = (f"{host.address}:0", host.device) if host else ("127.0.0.1:0", "lo")
-        command = [*(host.before if host else ()), sys.executable, "-m", "tests.contract.transport.peer"]
-        command += [transport, str(stall), listen, device]
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment()
-        )
-        self.address = bytes.fromhex(self._line())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            assert pipe is not None
-            pipe.close()
-
-    def _line(self) -> str:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        assert line, f"the peer ended with {self.process.poll()}"
-        return line.strip()
+        before = host.before if host else ()
+        super().__init__(before, "tests.contract.transport.peer", transport, str(stall), listen, device)
+        self.address = bytes.fromhex(self.line())
 
     def tell(self, command: str) -> dict[str, Any]:
         """Have it do something; what it counts then."""
-        assert self.process.stdin is not None
-        print(command, file=self.process.stdin, flush=True)
-        answer: dict[str, Any] = json.loads(self._line())
+        self.say(command)
+        answer: dict[str, Any] = json.loads(self.line())
         return answer
 
     def rest(self) -> dict[str, Any]:

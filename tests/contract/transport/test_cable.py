@@ -30,8 +30,8 @@ def test_out_and_in_again(hosts: tuple[Host, Host], transport: str) -> None:
             if moment == "between":
                 assert asker.do("ask 20") == ""
             if moment == "during":
-                asker.begin("ask 2")
-                time.sleep(0.003)
+                asker.say("ask 2")
+                time.sleep(0.003)  # an answer takes about as long
                 there.link("down")
                 assert asker.end() in ("", *FAULTS)  # the answer may be quicker than the hand at the cable
             else:
@@ -52,8 +52,8 @@ def test_a_short_interruption_is_a_delay(hosts: tuple[Host, Host], transport: st
     with Peer(transport, host=here) as peer, Asker(transport, peer.address, there) as asker:
         assert asker.do("connect 20") == ""
         there.link("down")
-        asker.begin("ask 20")
-        time.sleep(0.5)
+        asker.say("ask 20")
+        time.sleep(0.5)  # so long nothing arrives
         there.link("up")
         assert asker.end() == ""
         assert asker.do("close 1") == ""

@@ -155,9 +155,9 @@ def test_an_idle_responder_sleeps(transport: str, source: memoryview) -> None:
             fields = Path(f"/proc/{peer.process.pid}/stat").read_text().rpartition(")")[2].split()
             return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
-        time.sleep(0.3)
+        time.sleep(0.3)  # the answer is over, its spinning too
         start = busy()
-        time.sleep(2.0)
+        time.sleep(2.0)  # what is measured: an idle while
         assert busy() - start <= 0.02
         requester.close()
 
