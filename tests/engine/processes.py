@@ -28,6 +28,16 @@ _READY = re.compile(r"kvstore ready grpc=(\S+) .*arena=(\S+)")
 PATIENCE_SECONDS = 90.0
 """For what takes a few seconds on an idle machine."""
 
+FLAGS: dict[str, object] = {
+    "dtype": "float32",
+    "budget_tokens": 32,
+    "max_step_tokens": 128,
+    "max_rows": 4,
+    "max_model_len": 1024,
+    "threads": 1,
+}
+"""Of an engine with a tiny model, beside another one."""
+
 
 def eventually(what: str, true: Callable[[], object], seconds: float = PATIENCE_SECONDS) -> None:
     """Wait until something is so."""

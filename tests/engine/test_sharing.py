@@ -13,16 +13,8 @@ from services.decoder.engine.offline import OfflineEngine
 from services.decoder.engine.sequence import Sampling, Sequence
 from services.decoder.settings import DecoderSettings
 from tests.decoder import checkpoints
-from tests.engine.processes import PATIENCE_SECONDS, Engine, Keeper, KvStore, eventually
+from tests.engine.processes import FLAGS, PATIENCE_SECONDS, Engine, Keeper, KvStore, eventually
 
-FLAGS: dict[str, object] = {
-    "dtype": "float32",
-    "budget_tokens": 32,
-    "max_step_tokens": 128,
-    "max_rows": 4,
-    "max_model_len": 1024,
-    "threads": 1,
-}
 ARENA_BYTES = 16 * 2**20
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -18,18 +18,10 @@ from services.decoder.engine.offline import OfflineEngine
 from services.decoder.engine.sequence import Sampling, Sequence
 from services.decoder.settings import DecoderSettings
 from tests.decoder import checkpoints
-from tests.engine.processes import Engine, Keeper, KvStore, eventually
+from tests.engine.processes import FLAGS, Engine, Keeper, KvStore, eventually
 from tests.kvstore.pair import REST_SECONDS
 from tests.two_hosts import Host, two_hosts
 
-FLAGS: dict[str, object] = {
-    "dtype": "float32",
-    "budget_tokens": 32,
-    "max_step_tokens": 128,
-    "max_rows": 4,
-    "max_model_len": 1024,
-    "threads": 1,
-}
 ARENA_BYTES = 16 * 2**20
 TRANSPORTS = {
     "mapped": ("--data-transport=mapped",),
