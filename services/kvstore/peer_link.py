@@ -22,6 +22,7 @@ from services.contract.transport.frame import Credentials
 from services.contract.wire_security import WireSecurity
 from services.kvstore.page_fetch import Face
 from services.kvstore.page_refs import PageRefs
+from services.kvstore.wire import refs_from_wire, refs_to_wire
 
 _T = TypeVar("_T")
 
@@ -68,7 +69,7 @@ class PeerLink:
                 if again:
                     raise
             else:
-                return PageRefs.of_numbers([n for page in reply.pages for n in (page.page, page.generation)])
+                return refs_from_wire(reply.pages)
         raise AssertionError("the second attempt returns or raises")
 
     def face(self, transport: str) -> Face:
@@ -104,10 +105,11 @@ class PeerLink:
                 return  # over already, and its pins with it
             self._sequence += 1
             request = pb.UpdateRequest(
-                session_id=session.session_id, epoch=session.epoch, sequence=self._sequence
+                session_id=session.session_id,
+                epoch=session.epoch,
+                sequence=self._sequence,
+                releases=refs_to_wire(refs),
             )
-            for ref in refs:
-                request.releases.add(page=ref.page, generation=ref.generation)
             try:
                 await self._call(self._store.Update(request, timeout=seconds, metadata=self._said))
             except Exception:

@@ -19,12 +19,12 @@ from dataclasses import dataclass
 
 from services.contract.errors import HotsetError
 from services.kvstore.asked import Asked
-from services.kvstore.orders import Seal
 from services.kvstore.page_bytes import PageBytes
 from services.kvstore.page_fetch import Fetched, PageFetcher
 from services.kvstore.page_refs import PageRef, PageRefs
 from services.kvstore.pages import THE_PULLER, PageTable
 from services.kvstore.peer_link import PeerLink
+from services.kvstore.seals import NO_SEALS, Seal, Seals
 from services.kvstore.store_parts import StoreParts
 
 _log = logging.getLogger(__name__)
@@ -163,7 +163,7 @@ class Peers:
         """Fetch what there is room for and seal what arrives."""
         room = table.counts.free + table.counts.cached
         theirs = PageRefs(theirs.pages[:room], theirs.generations[:room])
-        ours = table.update(THE_PULLER, _NOTHING, (), len(theirs))
+        ours = table.update(THE_PULLER, _NOTHING, NO_SEALS, len(theirs))
         layout = self._parts.arena.layout
         if ours is None or layout is None or not len(ours):
             return None
@@ -177,7 +177,7 @@ class Peers:
         seals = [
             Seal(page, page_hashes[at], chain[at]) for at, page in enumerate(list(ours)[: fetched.pages])
         ]
-        table.update(THE_PULLER, _NOTHING, seals, 0)
+        table.update(THE_PULLER, _NOTHING, Seals.of(seals), 0)
         self.counters.pages += fetched.pages
         _log.info("pulled peer=%s pages=%d of=%d", link.address, fetched.pages, len(theirs))
         return fetched.error

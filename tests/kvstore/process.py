@@ -11,7 +11,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 import grpc
 from hotset.v1 import kvstore_pb2 as pb
@@ -21,6 +21,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from services.contract.channel import CLIENT_OPTIONS
 from services.contract.errors import HotsetError, from_rpc_error
 from services.contract.planes import planes_to_wire
+from services.kvstore.page_refs import PageRef, PageRefs
+from services.kvstore.seals import Seal, Seals
+from services.kvstore.wire import refs_from_wire, refs_to_wire
 from tests.contract.lock_holder import end_lock_holder, start_lock_holder
 from tests.kvstore.world import HEADER
 
@@ -120,6 +123,25 @@ class KvStore:
         return self.metrics().get((name, frozenset(labels.items())), 0.0)
 
 
+class Answer(NamedTuple):
+    """What an update came to."""
+
+    pages: list[PageRef]
+    shortfall_pages: int
+    free_pages: int
+    cached_pages: int
+
+
+def listed(refs: pb.PageRefs) -> list[PageRef]:
+    return list(refs_from_wire(refs))
+
+
+def seals_to_wire(seals: Seals) -> pb.Seals:
+    return pb.Seals(
+        pages=refs_to_wire(seals.pages), page_hashes=seals.page_hashes, parents=refs_to_wire(seals.parents)
+    )
+
+
 class Client:
     """A client over the wire; a mapped one has a process that holds its lock."""
 
@@ -149,9 +171,9 @@ class Client:
             session_token=self.token,
         )
 
-    def attach(self, held: Sequence[pb.PageRef] = ()) -> pb.AttachReply:
+    def attach(self, held: Sequence[PageRef] = ()) -> pb.AttachReply:
         request = self.request()
-        request.held_pages.extend(held)
+        request.held_pages.CopyFrom(refs_to_wire(PageRefs.of(held)))
         self.session = self.store.stub.Attach(request, timeout=10)
         self.sequence = 0
         return self.session
@@ -160,22 +182,27 @@ class Client:
         self,
         allocate: int = 0,
         *,
-        releases: Sequence[pb.PageRef] = (),
-        seals: Sequence[pb.Seal] = (),
-    ) -> pb.UpdateReply:
+        releases: Sequence[PageRef] = (),
+        seals: Sequence[Seal] = (),
+    ) -> Answer:
         reply = self.store.stub.Update(
             pb.UpdateRequest(
                 session_id=self.session.session_id,
                 epoch=self.session.epoch,
                 sequence=self.sequence + 1,
-                releases=releases,
-                seals=seals,
+                releases=refs_to_wire(PageRefs.of(releases)),
+                seals=seals_to_wire(Seals.of(seals)),
                 allocate_pages=allocate,
             ),
             timeout=10,
         )
         self.sequence += 1
-        return reply
+        return Answer(listed(reply.pages), reply.shortfall_pages, reply.free_pages, reply.cached_pages)
+
+    def match(self, hashes: Sequence[bytes]) -> list[PageRef]:
+        session = self.session
+        request = pb.MatchRequest(session_id=session.session_id, epoch=session.epoch, page_hashes=hashes)
+        return listed(self.store.stub.Match(request, timeout=10).pages)
 
     def heartbeat(self) -> pb.HeartbeatReply:
         session = self.session

@@ -16,7 +16,8 @@ from hotset.v1 import kvstore_pb2 as pb
 
 from services.contract.errors import NotFound, StateConflict, Unavailable
 from services.contract.layout import LAYOUT_VERSION
-from tests.kvstore.process import Client, KvStore, error_of, eventually
+from services.kvstore.seals import Seal
+from tests.kvstore.process import Client, KvStore, error_of, eventually, listed
 from tests.kvstore.world import ARENA_BYTES, PAGE_COUNT
 
 TOKENS = [f"{number:032x}" for number in range(1, 5)]
@@ -44,12 +45,11 @@ def test_a_life_in_good_order(start: Start, shm: Path) -> None:
         assert (attached.arena_bytes, attached.layout_version) == (ARENA_BYTES, LAYOUT_VERSION)
         assert (attached.page_count, attached.lease_ms) == (PAGE_COUNT, 10_000)
         page = client.update(1).pages[0]
-        client.update(seals=[pb.Seal(page=page, page_hash=bytes(16))])
+        client.update(seals=[Seal(page, bytes(16), None)])
         stats = store.stats()
         assert (stats.sealed_pages, stats.free_pages, stats.sessions) == (1, PAGE_COUNT - 1, 1)
         assert not client.heartbeat().draining
-        match = pb.MatchRequest(session_id=attached.session_id, epoch=attached.epoch, page_hashes=[bytes(16)])
-        assert list(store.stub.Match(match).pages) == [page]
+        assert client.match([bytes(16)]) == [page]
         assert client.detach().released_pages == 2
         assert store.stats().cached_pages == 1
         assert store.terminate() < 5
@@ -70,7 +70,7 @@ def test_killed_and_started_again(start: Start, shm: Path) -> None:
     with Client(first, "engine-0", TOKENS[0], mapped=True) as client:
         before = client.attach()
         kept, sealed = client.update(2).pages
-        client.update(seals=[pb.Seal(page=sealed, page_hash=bytes(16))])
+        client.update(seals=[Seal(sealed, bytes(16), None)])
         with first.arena.open("r+b") as file:
             file.seek(ARENA_BYTES - 4096)
             file.write(b"records of a running request")
@@ -85,7 +85,7 @@ def test_killed_and_started_again(start: Start, shm: Path) -> None:
         after = client.attach(held=[kept, sealed])
         assert after.session_id == before.session_id
         assert after.epoch > before.epoch
-        assert list(after.sealed_pages) == [sealed]
+        assert listed(after.sealed_pages) == [sealed]
         with second.arena.open("rb") as file:
             file.seek(ARENA_BYTES - 4096)
             assert file.read(28) == b"records of a running request"
