@@ -8,23 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Sequence
 
-import grpc
 from hotset.v1 import kvstore_pb2 as pb
 from hotset.v1 import kvstore_pb2_grpc as rpc
 
-from services.contract.errors import NotFound, StaleReference, StateConflict, from_rpc_error
+from services.contract.errors import NotFound, StaleReference, StateConflict
 from services.contract.file_header import FileHeader
 from services.contract.planes import planes_to_wire
+from services.contract.rpc_call import answer_of
 from services.contract.transport.frame import Credentials
 from services.contract.wire_security import WireSecurity
 from services.kvstore.page_fetch import Face
 from services.kvstore.page_refs import PageRefs
 from services.kvstore.wire import refs_from_wire, refs_to_wire
-
-_T = TypeVar("_T")
 
 
 class PeerLink:
@@ -52,7 +49,7 @@ class PeerLink:
         for again in (False, True):
             session = await self._attached(header, seconds)
             try:
-                reply = await self._call(
+                reply = await answer_of(
                     self._store.Match(
                         pb.MatchRequest(
                             session_id=session.session_id,
@@ -111,7 +108,7 @@ class PeerLink:
                 releases=refs_to_wire(refs),
             )
             try:
-                await self._call(self._store.Update(request, timeout=seconds, metadata=self._said))
+                await answer_of(self._store.Update(request, timeout=seconds, metadata=self._said))
             except Exception:
                 if session is self._session:
                     self._session = None
@@ -128,7 +125,7 @@ class PeerLink:
     async def _attached(self, header: FileHeader, seconds: float) -> pb.AttachReply:
         if self._session is not None and self._header == header:
             return self._session
-        self._session = await self._call(
+        self._session = await answer_of(
             self._store.Attach(
                 pb.AttachRequest(
                     client_name=self._name,
@@ -145,13 +142,6 @@ class PeerLink:
         )
         self._header, self._sequence = header, 0
         return self._session
-
-    @staticmethod
-    async def _call(call: Awaitable[_T]) -> _T:
-        try:
-            return await call
-        except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error) from error
 
 
 Dial = Callable[[str], PeerLink]

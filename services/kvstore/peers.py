@@ -92,7 +92,8 @@ class Peers:
 
     async def _fill(self, page_hashes: Sequence[bytes], deadline: float) -> None:
         try:
-            await asyncio.wait_for(self._turn.acquire(), deadline - time.monotonic())
+            async with asyncio.timeout(deadline - time.monotonic()):
+                await self._turn.acquire()
         except TimeoutError:
             return
         try:

@@ -139,4 +139,5 @@ async def _drain(store: Store, hurry: asyncio.Event, seconds: float) -> None:
     deadline = loop.time() + seconds
     while store.drain() and loop.time() < deadline and not hurry.is_set():
         with suppress(TimeoutError):
-            await asyncio.wait_for(hurry.wait(), min(0.05, max(0.0, deadline - loop.time())))
+            async with asyncio.timeout_at(min(loop.time() + 0.05, deadline)):
+                await hurry.wait()

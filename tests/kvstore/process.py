@@ -32,7 +32,7 @@ START_SECONDS = 30.0
 _READY = re.compile(r"^kvstore ready grpc=(\S+) metrics=(\S+) arena=(\S+)$", re.MULTILINE)
 
 
-def eventually(holds: Callable[[], bool], seconds: float = 10.0) -> None:
+def eventually(holds: Callable[[], bool], seconds: float = 60.0) -> None:
     """Wait until `holds()`, and fail after `seconds`."""
     deadline = time.monotonic() + seconds
     while not holds():

@@ -52,7 +52,7 @@ def test_a_life_in_good_order(start: Start, shm: Path) -> None:
         assert client.match([bytes(16)]) == [page]
         assert client.detach().released_pages == 2
         assert store.stats().cached_pages == 1
-        assert store.terminate() < 5
+        assert store.terminate() < 30
     assert list(shm.iterdir()) == []
     events = [line.split("event=")[1].split()[0] for line in store.log.splitlines()]
     assert events == ["layout", "attach", "session_end", "drain", "stopped"]
@@ -91,7 +91,7 @@ def test_killed_and_started_again(start: Start, shm: Path) -> None:
             assert file.read(28) == b"records of a running request"
         client.update(1, releases=[kept, sealed])
         # The sealed page stays for another client to claim until the grace period, one lease, is over.
-        eventually(lambda: second.stats().cached_pages == 1, 5)
+        eventually(lambda: second.stats().cached_pages == 1)
         assert client.detach().released_pages == 1
         second.terminate()
     assert list(shm.iterdir()) == []
@@ -112,8 +112,8 @@ def test_a_mapped_client_that_is_stopped_keeps_its_pages_and_one_that_is_killed_
             assert type(error_of(newcomer.attach)) is StateConflict
         assert store.stats().open_pages == 3
         client.process.send_signal(signal.SIGKILL)
-        eventually(lambda: store.stats().open_pages == 0, 3)
-        eventually(lambda: not client.lock_path.exists(), 3)
+        eventually(lambda: store.stats().open_pages == 0, 8)
+        eventually(lambda: not client.lock_path.exists(), 8)
     assert store.stats().sessions == 0
 
 
@@ -136,12 +136,12 @@ def test_a_remote_clients_lease(start: Start) -> None:
         client.heartbeat()
         assert store.stats().open_pages == 3
         signal.sigtimedwait([], 0.05)
-    eventually(lambda: store.stats().open_pages == 0, 3)
+    eventually(lambda: store.stats().open_pages == 0, 8)
     assert type(error_of(client.heartbeat)) is NotFound
 
 
 def test_sigterm_drains_while_clients_leave(start: Start, shm: Path) -> None:
-    store = start("--drain-seconds=7").ready()
+    store = start("--drain-seconds=60").ready()
     health = health_pb2_grpc.HealthStub(store.channel)
     request = health_pb2.HealthCheckRequest(service="hotset.v1.KvStore")
     assert health.Check(request).status == health_pb2.HealthCheckResponse.SERVING
@@ -169,20 +169,20 @@ def test_sigterm_does_not_wait_for_ever_and_leaves_nothing(start: Start, shm: Pa
         client.attach()
         other.attach()
         client.update(2)
-        assert 0.5 <= store.terminate() < 5
+        assert 0.5 <= store.terminate() < 30
         assert list(shm.iterdir()) == []
 
 
 def test_a_second_signal_hurries(start: Start) -> None:
-    store = start("--drain-seconds=7").ready()
+    store = start("--drain-seconds=60").ready()
     Client(store, "peer", TOKENS[0], mapped=False).attach()
     store.signal(signal.SIGINT)
     eventually(lambda: "event=drain" in store.log)
-    assert store.terminate() < 5
+    assert store.terminate() < 30
 
 
 def test_a_client_killed_while_draining_ends_the_wait(start: Start) -> None:
-    store = start("--drain-seconds=7").ready()
+    store = start("--drain-seconds=60").ready()
     with Client(store, "engine-0", TOKENS[0], mapped=True) as client:
         client.attach()
         store.signal(signal.SIGTERM)
