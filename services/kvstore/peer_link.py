@@ -40,34 +40,21 @@ class PeerLink:
         self._sequence = 0
         self._releasing = asyncio.Lock()
 
+    async def known(self, header: FileHeader, page_hashes: Sequence[bytes], seconds: float) -> int:
+        """How long a prefix of a chain the peer says it has; a hint, for nothing is pinned.
+
+        Raises:
+            As `match`.
+        """
+        return (await self._asked(header, page_hashes, seconds, count_only=True)).known_pages
+
     async def match(self, header: FileHeader, page_hashes: Sequence[bytes], seconds: float) -> PageRefs:
         """Pin the longest prefix of a chain that the peer has; the references are its own.
 
         Raises:
             StateConflict: its arena is laid out for something else. HotsetError: it is out of reach.
         """
-        for again in (False, True):
-            session = await self._attached(header, seconds)
-            try:
-                reply = await answer_of(
-                    self._store.Match(
-                        pb.MatchRequest(
-                            session_id=session.session_id,
-                            epoch=session.epoch,
-                            page_hashes=page_hashes,
-                            local_only=True,
-                        ),
-                        timeout=seconds,
-                        metadata=self._said,
-                    )
-                )
-            except (NotFound, StaleReference):  # the lease has ended, or the peer was restarted
-                self._session = None
-                if again:
-                    raise
-            else:
-                return refs_from_wire(reply.pages)
-        raise AssertionError("the second attempt returns or raises")
+        return refs_from_wire((await self._asked(header, page_hashes, seconds)).pages)
 
     def face(self, transport: str) -> Face:
         """Where the session's pages can be read.
@@ -121,6 +108,31 @@ class PeerLink:
     async def close(self) -> None:
         """Hang up; the lease ends the session."""
         await self._channel.close()
+
+    async def _asked(
+        self, header: FileHeader, page_hashes: Sequence[bytes], seconds: float, *, count_only: bool = False
+    ) -> pb.MatchReply:
+        for again in (False, True):
+            session = await self._attached(header, seconds)
+            try:
+                return await answer_of(
+                    self._store.Match(
+                        pb.MatchRequest(
+                            session_id=session.session_id,
+                            epoch=session.epoch,
+                            page_hashes=page_hashes,
+                            local_only=True,
+                            count_only=count_only,
+                        ),
+                        timeout=seconds,
+                        metadata=self._said,
+                    )
+                )
+            except (NotFound, StaleReference):  # the lease has ended, or the peer was restarted
+                self._session = None
+                if again:
+                    raise
+        raise AssertionError("the second attempt returns or raises")
 
     async def _attached(self, header: FileHeader, seconds: float) -> pb.AttachReply:
         if self._session is not None and self._header == header:

@@ -68,6 +68,7 @@ async def serve(settings: KvStoreSettings) -> None:
         try:
             await server.start()
             await _set_health(health_servicer, health_pb2.HealthCheckResponse.SERVING)
+            plane.join(settings, address)
             keep = True  # from here on a fault leaves what a kill would leave
             gc.freeze()  # a step's call need not wait for a collection among what stays until the end
             _announce(

@@ -64,13 +64,21 @@ class KvStoreServicer(rpc.KvStoreServicer):
 
     async def Match(self, request: pb.MatchRequest, context: _Context) -> pb.MatchReply:
         hashes = list(request.page_hashes)
+        if request.count_only:
+            known = self._store.known(request.session_id, request.epoch, hashes)
+            return pb.MatchReply(known_pages=known)
         if self._data.asks and not request.local_only:
             self._store.heartbeat(request.session_id, request.epoch)
             check_chain(hashes)
             await self._data.fill(hashes)
         found = self._store.match(request.session_id, request.epoch, hashes)
         counts = self._store.page_counts
-        return pb.MatchReply(pages=refs_to_wire(found), free_pages=counts.free, cached_pages=counts.cached)
+        return pb.MatchReply(
+            pages=refs_to_wire(found),
+            free_pages=counts.free,
+            cached_pages=counts.cached,
+            known_pages=len(found),
+        )
 
     async def Update(self, request: pb.UpdateRequest, context: _Context) -> pb.UpdateReply:
         order = UpdateOrder(
