@@ -32,7 +32,7 @@ async def model(model: str, front: Annotated[FrontState, Depends(front_state)]) 
 
 
 def _card(front: FrontState) -> ModelCard:
-    told = front.supervisor.description
+    told = front.engines.description
     return ModelCard(
         id=front.model,
         created=front.created,
