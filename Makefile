@@ -27,10 +27,10 @@ run: ## serve on http://127.0.0.1:$(PORT), kvstore and decoder, until Ctrl-C
 	$(INSTALL) decoder $(GPU) && exec $(BIN)/python -m deploy.local
 
 test: ## everything the fast tests need, then the tests
-	$(INSTALL) decoder gpu ucx test && exec $(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(INSTALL) decoder gpu ucx events test && exec $(BIN)/python -m pytest $(PYTEST_ARGS)
 
 test-slow: ## the tests that take minutes
-	$(INSTALL) decoder gpu ucx test dev && exec $(BIN)/python -m pytest -m 'slow and not gpu' $(PYTEST_ARGS)
+	$(INSTALL) decoder gpu ucx events test dev && exec $(BIN)/python -m pytest -m 'slow and not gpu' $(PYTEST_ARGS)
 
 soak: ## ten minutes of random requests and aborts on tiny pools
 	$(INSTALL) decoder gpu test && exec $(BIN)/python -m tests.soak $(SOAK_ARGS)
@@ -39,7 +39,7 @@ test-gpu: ## the tests that need an NVIDIA GPU
 	$(INSTALL) decoder gpu test && exec $(BIN)/python -m pytest -m gpu -p tests.gpu.results $(PYTEST_ARGS)
 
 check: ## ruff, mypy --strict, floors
-	$(INSTALL) decoder gpu ucx test dev
+	$(INSTALL) decoder gpu ucx events test dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

@@ -61,6 +61,7 @@ class Seal(NamedTuple):
     page: PageRef
     page_hash: bytes  # 16 to 32 bytes
     parent: PageRef | None  # the page before it in the sequence
+    tokens: Sequence[int] = ()  # of the page, for those who are told of it; none: nobody is
 
 
 @dataclass(frozen=True, slots=True)

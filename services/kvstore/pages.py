@@ -41,7 +41,7 @@ THE_STORE, THE_PULLER = 0, 1
 class PageTable:
     """Every page of one laid-out arena. Each method validates all it is given before it changes anything."""
 
-    def __init__(self, headers: PageHeaders) -> None:
+    def __init__(self, headers: PageHeaders, index: PrefixIndex | None = None) -> None:
         """Take up what `headers` say: an open page is its owner's, a sealed one THE_STORE's.
 
         Raises:
@@ -58,7 +58,7 @@ class PageTable:
         self._free[: len(free)] = free
         self._holdings = Holdings(self.page_count)
         self._recency = Recency(self.page_count)
-        self._index = PrefixIndex()
+        self._index = PrefixIndex() if index is None else index
         self._found = np.zeros(self.page_count, np.bool_)  # whether a page is the one its hash finds
         opened = np.flatnonzero(self._headers.state == OPEN)
         self._open_count = len(opened)
@@ -212,7 +212,7 @@ class PageTable:
             return
         dropped = dict(zip(released.tolist(), counts.tolist(), strict=True))
         owned, sealing = self._holdings.of(holder), set[int]()
-        for page, page_hash, parent in seals:
+        for page, page_hash, parent, _ in seals:
             for ref in (page,) if parent is None else (page, parent):
                 self._headers.check_live_one(ref)
                 held = int(owned[ref.page])
@@ -233,7 +233,7 @@ class PageTable:
             return
         self._headers.seal(seals)
         self._open_count -= len(seals)
-        for page, page_hash, parent in seals:  # in order: a parent may be sealed by the same call
+        for page, page_hash, parent, _ in seals:  # in order: a parent may be sealed by the same call
             self._depth[page.page] = 0 if parent is None else self._depth[parent.page] + 1
             self._found[page.page] = self._index.add(page_hash, page.page)
 

@@ -31,9 +31,11 @@ class KvStoreServicer(rpc.KvStoreServicer):
     Only a match may wait, before it begins: for pages of other stores.
     """
 
-    def __init__(self, store: Store, data: DataPlane) -> None:
+    def __init__(self, store: Store, data: DataPlane, *, wants_tokens: bool = False) -> None:
+        """`wants_tokens`: whether somebody is told of pages by their tokens."""
         self._store = store
         self._data = data
+        self._wants_tokens = wants_tokens
 
     async def Attach(self, request: pb.AttachRequest, context: _Context) -> pb.AttachReply:
         if request.kind not in _KINDS:
@@ -58,6 +60,7 @@ class KvStoreServicer(rpc.KvStoreServicer):
             page_count=attached.page_count,
             lease_ms=attached.lease_ms,
             data_key=attached.data_key,
+            wants_tokens=self._wants_tokens,
             data_faces=[pb.DataFace(transport=name, address=where) for name, where in self._data.faces],
         )
         _write(attached.sealed, reply.sealed_pages)
@@ -136,4 +139,4 @@ def _ref(message: pb.PageRef) -> PageRef:
 
 def _seal(message: pb.Seal) -> Seal:
     parent = _ref(message.parent) if message.HasField("parent") else None
-    return Seal(_ref(message.page), message.page_hash, parent)
+    return Seal(_ref(message.page), message.page_hash, parent, tuple(message.token_ids))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -94,12 +94,14 @@ def tiny_model(path: Path, default_model: Path) -> Path:
 
 
 @contextmanager
-def real_service(model: Path, arena_bytes: int, **sizes: object) -> Iterator[Service]:
+def real_service(
+    model: Path, arena_bytes: int, store_flags: Sequence[str] = (), **sizes: object
+) -> Iterator[Service]:
     """Started, ready, and cleared away."""
     keep = Keeper()
     with directory_on_tmpfs() as shm:
         try:
-            store = keep(KvStore(shm / "arena", arena_bytes))
+            store = keep(KvStore(shm / "arena", arena_bytes, flags=store_flags))
             flags = {"kvstore": store.address, "port": 0, "served-model-name": "fake", "dtype": "float32"}
             # A budget for everything, for the same reason: equally good blocks would be chosen by rounding.
             usual = {"max-rows": 6, "max-step-tokens": 64, "budget-tokens": 1024, "threads": 1}

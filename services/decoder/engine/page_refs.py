@@ -20,7 +20,8 @@ def from_wire(ref: pb.PageRef) -> HostPage:
     return HostPage(ref.page, ref.generation)
 
 
-def seal_to_wire(seal: SealOrder) -> pb.Seal:
+def seal_to_wire(seal: SealOrder, *, with_tokens: bool) -> pb.Seal:
     """As a message."""
     parent = None if seal.parent is None else to_wire(seal.parent)
-    return pb.Seal(page=to_wire(seal.page), page_hash=seal.page_hash, parent=parent)
+    tokens = seal.tokens if with_tokens else ()
+    return pb.Seal(page=to_wire(seal.page), page_hash=seal.page_hash, parent=parent, token_ids=tokens)

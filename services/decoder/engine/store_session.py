@@ -187,7 +187,7 @@ class StoreSession:
                     epoch=self._reply.epoch,
                     sequence=self._sequence,
                     releases=map(to_wire, give),
-                    seals=map(seal_to_wire, sealing),
+                    seals=[seal_to_wire(seal, with_tokens=self._reply.wants_tokens) for seal in sealing],
                     allocate_pages=lacking,
                 )
                 self._settle()

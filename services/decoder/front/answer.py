@@ -2,7 +2,7 @@
 
 When the engine dies, what is open is handed to another one, or to its next life, with the tokens so far;
 text, counts and clocks stay here and go on. Each life has a mailbox of its own, so that nothing late is taken
-for news. Knows events and text; nothing of HTTP, JSON or SSE. The order of business: `submit`, `pieces`, `close`.
+for news. Knows events and text; nothing of HTTP, JSON or SSE. In this order: `submit`, `pieces`, `close`.
 """
 
 from __future__ import annotations

@@ -66,6 +66,12 @@ class Engines:
             return None
         return min(told, key=lambda one: one.max_model_len_tokens)
 
+    @property
+    def rows(self) -> int:
+        """Choices that all engines that serve run at once."""
+        told = (one.description for one in self.supervisors if one.serving is not None)
+        return sum(one.max_rows for one in told if one is not None)
+
     def check_ready(self) -> None:
         """Refuse what no engine can take now.
 
