@@ -19,6 +19,8 @@ from tests.engine.conftest import directory_on_tmpfs
 from tests.engine.processes import Keeper, KvStore, Process, eventually
 from tests.front.live import chunks_of
 
+LISTENING = re.compile(r"event=listening url=(\S+)")
+
 
 @dataclass
 class Choice:
@@ -34,6 +36,13 @@ class Service:
     front: Process
     url: str
     keep: Keeper
+    command: list[str]
+
+    def start_front_again(self) -> None:
+        """At the same address, after the last one has ended; it listens, and its engine is still to start."""
+        port = self.url.rsplit(":", 1)[1]
+        self.front = self.keep(Process([*self.command, f"--port={port}"]))
+        self.front.read_until(LISTENING)
 
     @property
     def engine(self) -> psutil.Process:
@@ -106,9 +115,10 @@ def real_service(
             # A budget for everything, for the same reason: equally good blocks would be chosen by rounding.
             usual = {"max-rows": 6, "max-step-tokens": 64, "budget-tokens": 1024, "threads": 1}
             given = [f"--{name.replace('_', '-')}={value}" for name, value in (flags | usual | sizes).items()]
-            front = keep(Process(["-m", "services.decoder", f"--model={model}", *given]))
-            url = front.read_until(re.compile(r"event=listening url=(\S+)"))[1]
+            command = ["-m", "services.decoder", f"--model={model}", *given]
+            front = keep(Process(command))
+            url = front.read_until(LISTENING)[1]
             eventually("it serves", lambda: httpx.get(f"{url}/ready").status_code == 200)
-            yield Service(store, front, url, keep)
+            yield Service(store, front, url, keep, command)
         finally:
             keep.clear_away()
