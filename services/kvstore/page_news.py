@@ -7,13 +7,16 @@ what another store computed, is not what a router could look for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
+import numpy as np
+
+from services.contract.page_header import NO_PAGE
 from services.kvstore.arena import PageHeaders
-from services.kvstore.orders import Seal
+from services.kvstore.seals import NO_SEALS, Seals
 
 Event: TypeAlias = Mapping[str, object]
 """One event, as vLLM 0.24 and later write it: a map with the event's name under `type`."""
@@ -25,9 +28,7 @@ _NAME_BYTES = 8  # of a hash, which stand for it in events
 class PageNews(Protocol):
     """Whoever owns hashes tells it; everything comes from the store's event loop, and nothing may wait."""
 
-    def naming(
-        self, seals: Sequence[Seal], headers: Callable[[], PageHeaders]
-    ) -> AbstractContextManager[None]:
+    def naming(self, seals: Seals, headers: Callable[[], PageHeaders]) -> AbstractContextManager[None]:
         """While these are being booked, `found` may mean one of them; `headers` are those of the arena."""
 
     def found(self, page_hash: bytes) -> None:
@@ -43,9 +44,7 @@ class PageNews(Protocol):
 class NoNews:
     """Tells nobody."""
 
-    def naming(
-        self, seals: Sequence[Seal], headers: Callable[[], PageHeaders]
-    ) -> AbstractContextManager[None]:
+    def naming(self, seals: Seals, headers: Callable[[], PageHeaders]) -> AbstractContextManager[None]:
         """Nothing."""
         return nullcontext()
 
@@ -78,24 +77,27 @@ class KvEvents:
         """`send` must return at once."""
         self.figures = NewsFigures()
         self._send = send
-        self._named: Mapping[bytes, Seal] = {}
+        self._seals = NO_SEALS
+        self._named: Mapping[bytes, int] = {}  # hash -> which of the seals
         self._headers: Callable[[], PageHeaders] | None = None
         self._told: set[int] = set()
 
     @contextmanager
-    def naming(self, seals: Sequence[Seal], headers: Callable[[], PageHeaders]) -> Iterator[None]:
+    def naming(self, seals: Seals, headers: Callable[[], PageHeaders]) -> Iterator[None]:
         """As PageNews says."""
-        self._named, self._headers = {seal.page_hash: seal for seal in seals}, headers
+        self._seals, self._headers = seals, headers
+        self._named = {page_hash: at for at, page_hash in enumerate(seals.page_hashes) if seals.tokens}
         try:
             yield
         finally:
-            self._named, self._headers = {}, None
+            self._seals, self._headers, self._named = NO_SEALS, None, {}
 
     def found(self, page_hash: bytes) -> None:
         """As PageNews says."""
-        seal = self._named.get(page_hash)
-        if seal is None or not seal.tokens:
+        at = self._named.get(page_hash)
+        if at is None or not self._seals.tokens[at]:
             return
+        tokens = np.frombuffer(self._seals.tokens[at], "<u4").tolist()
         name = name_of(page_hash)
         self._told.add(name)
         self.figures.stored += 1
@@ -103,9 +105,9 @@ class KvEvents:
             {
                 "type": "BlockStored",
                 "block_hashes": [name],
-                "parent_block_hash": self._parent(seal),
-                "token_ids": list(seal.tokens),
-                "block_size": len(seal.tokens),
+                "parent_block_hash": self._parent(at),
+                "token_ids": tokens,
+                "block_size": len(tokens),
                 "lora_id": None,
                 "medium": MEDIUM,
                 "lora_name": None,
@@ -126,11 +128,12 @@ class KvEvents:
         self.figures.cleared += 1
         self._send({"type": "AllBlocksCleared"})
 
-    def _parent(self, seal: Seal) -> int | None:
-        if seal.parent is None:
+    def _parent(self, at: int) -> int | None:
+        page = int(self._seals.parents.pages[at])
+        if page == NO_PAGE:
             return None
         assert self._headers is not None, "a page is found while none is named"
-        header = self._headers()[seal.parent.page]
+        header = self._headers()[page]
         return name_of(header["hash"].tobytes()[: int(header["hash_bytes"])])
 
 

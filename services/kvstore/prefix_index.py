@@ -46,10 +46,8 @@ class PrefixIndex:
 
     def add(self, page_hash: bytes, page: int) -> bool:
         """Let `page` be found, unless another page is found by this hash already; whether it is found."""
-        shard = self._shards[page_hash[0]]
-        if page_hash in shard:
-            return shard[page_hash] == page
-        shard[page_hash] = page
+        if self._shards[page_hash[0]].setdefault(page_hash, page) != page:
+            return False
         self._news.found(page_hash)
         return True
 

@@ -87,6 +87,7 @@ async def _serve(
         try:
             await server.start()
             await _set_health(health_servicer, health_pb2.HealthCheckResponse.SERVING)
+            plane.join(settings, address)
             keep = True  # from here on a fault leaves what a kill would leave
             gc.freeze()  # a step's call need not wait for a collection among what stays until the end
             _announce(
@@ -158,4 +159,5 @@ async def _drain(store: Store, hurry: asyncio.Event, seconds: float) -> None:
     deadline = loop.time() + seconds
     while store.drain() and loop.time() < deadline and not hurry.is_set():
         with suppress(TimeoutError):
-            await asyncio.wait_for(hurry.wait(), min(0.05, max(0.0, deadline - loop.time())))
+            async with asyncio.timeout_at(min(loop.time() + 0.05, deadline)):
+                await hurry.wait()

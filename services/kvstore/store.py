@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from services.contract.errors import StateConflict
-from services.contract.mount import mount_of
 from services.kvstore.arena import Arena
 from services.kvstore.orders import (
     Attached,
@@ -28,7 +27,7 @@ from services.kvstore.page_refs import PageRefs
 from services.kvstore.page_space import PageSpace
 from services.kvstore.session_locks import SessionLocks
 from services.kvstore.sessions import Clock, Session, SessionEnd, Sessions, session_id_of
-from services.kvstore.settings import StoreSizes
+from services.kvstore.sizes import StoreSizes
 from services.kvstore.snapshot import StoreCounters, StoreSnapshot
 from services.kvstore.store_parts import StoreParts
 
@@ -179,6 +178,16 @@ class Store:
         self._counters.matched += len(pages)
         return pages
 
+    def known(self, session_id: int, epoch: int, page_hashes: Sequence[bytes]) -> int:
+        """How many hashes at the beginning of a chain are found; nothing is pinned.
+
+        Raises:
+            As `match`.
+        """
+        self._speaking(session_id, epoch)
+        check_chain(page_hashes)
+        return self._space.table.known(page_hashes)
+
     def heartbeat(self, session_id: int, epoch: int) -> int:
         """Renew the lease; its length in ms.
 
@@ -237,18 +246,7 @@ class Store:
 
     def sizes(self) -> StoreSizes:
         """What the settings came to on this machine."""
-        now, mount = self.snapshot(), mount_of(self._arena.path)
-        return StoreSizes(
-            arena_path=self._arena.path,
-            arena_bytes=now.arena_bytes,
-            resident_bytes=now.resident_bytes,
-            mount_free_bytes=mount.free_bytes,
-            huge_pages=mount.huge,
-            page_bytes=now.page_bytes,
-            page_count=now.pages.total,
-            page_tokens=now.page_tokens,
-            held_pages=now.pages.held,
-        )
+        return StoreSizes.of(self._arena.path, self.snapshot())
 
     def check_integrity(self) -> None:
         """Compare everything with everything; for idle times and tests.

@@ -104,7 +104,7 @@ def tiny_model(path: Path, default_model: Path) -> Path:
 
 @contextmanager
 def real_service(
-    model: Path, arena_bytes: int, store_flags: Sequence[str] = (), **sizes: object
+    model: Path, arena_bytes: int, store_flags: Sequence[str] = (), /, **sizes: object
 ) -> Iterator[Service]:
     """Started, ready, and cleared away."""
     keep = Keeper()

@@ -108,7 +108,8 @@ def test_no_token_twice_and_none_of_the_dead(default_model: Path, tmp_path: Path
         last.tell(42)
         first.tell(97, end=True)
         last.tell(43, 44, end=True)
-        pieces = await asyncio.wait_for(gathering, 5)
+        async with asyncio.timeout(60):
+            pieces = await gathering
         assert [token.token.id for piece in pieces for token in piece.piece.tokens] == [40, 41, 42, 43, 44]
         assert answer.tally.completion_tokens == 5
         assert answer.tally.finishes == ["length"]

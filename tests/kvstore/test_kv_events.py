@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import struct
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -11,12 +12,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hotset.v1 import kvstore_pb2 as pb
 
 from services.contract.errors import SetupError
 from services.kvstore import event_publisher
 from services.kvstore.event_publisher import EventPublisher
 from services.kvstore.page_news import MEDIUM, name_of
+from services.kvstore.page_refs import PageRef
+from services.kvstore.seals import Seal
 from services.kvstore.settings import KvStoreSettings
 from tests.front.live import until
 from tests.kvstore.kv_subscriber import AllBlocksCleared, BlockRemoved, BlockStored, Subscriber
@@ -49,17 +51,17 @@ def tokens_of(number: int) -> list[int]:
     return [number * 1000 + place for place in range(64)]
 
 
-def seal(client: Client, pages: list[pb.PageRef], numbers: list[int], *, named: bool = True) -> None:
+def packed(number: int) -> bytes:
+    return struct.pack("<64I", *tokens_of(number))
+
+
+def seal(client: Client, pages: list[PageRef], numbers: list[int], *, named: bool = True) -> None:
     """Seal a chain; page i is called numbers[i]."""
+    parents = [None, *pages]
     client.update(
         seals=[
-            pb.Seal(
-                page=page,
-                page_hash=hash_of(number),
-                parent=pages[at - 1] if at else None,
-                token_ids=tokens_of(number) if named else (),
-            )
-            for at, (page, number) in enumerate(zip(pages, numbers, strict=True))
+            Seal(page, hash_of(number), parent, packed(number) if named else b"")
+            for page, number, parent in zip(pages, numbers, parents, strict=False)
         ]
     )
 
@@ -151,7 +153,7 @@ def test_another_life_of_the_store_begins_by_clearing(start: Start) -> None:
         client.store = again
         client.attach(held=[page])
         after = client.update(1).pages[0]
-        client.update(seals=[pb.Seal(page=after, page_hash=hash_of(2), parent=page, token_ids=tokens_of(2))])
+        client.update(seals=[Seal(after, hash_of(2), page, packed(2))])
         second.until(lambda: len(second.events) == 2, "the child")
         # Its parent is there and can be found, but the file does not know its tokens.
         assert second.events == [AllBlocksCleared(), stored(2, 1)]

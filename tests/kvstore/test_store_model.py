@@ -19,8 +19,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from services.contract.errors import InvalidRequest, NotFound, StateConflict
 from services.contract.page_header import PageState
-from services.kvstore.orders import ClientKind, Seal
+from services.kvstore.orders import ClientKind
 from services.kvstore.page_refs import PageRef
+from services.kvstore.seals import Seal
 from tests.kvstore.page_model import RESTARTED, PageModel
 from tests.kvstore.world import LEASE_SECONDS, MAPPED, PAGE_COUNT, REMOTE, Client, World
 
