@@ -31,9 +31,11 @@ class KvStoreServicer(rpc.KvStoreServicer):
     Only a match may wait, before it begins: for pages of other stores.
     """
 
-    def __init__(self, store: Store, data: DataPlane) -> None:
+    def __init__(self, store: Store, data: DataPlane, *, wants_tokens: bool = False) -> None:
+        """`wants_tokens`: whether somebody is told of pages by their tokens."""
         self._store = store
         self._data = data
+        self._wants_tokens = wants_tokens
 
     async def Attach(self, request: pb.AttachRequest, context: _Context) -> pb.AttachReply:
         if request.kind not in _KINDS:
@@ -58,6 +60,7 @@ class KvStoreServicer(rpc.KvStoreServicer):
             page_count=attached.page_count,
             lease_ms=attached.lease_ms,
             data_key=attached.data_key,
+            wants_tokens=self._wants_tokens,
             data_faces=[pb.DataFace(transport=name, address=where) for name, where in self._data.faces],
             sealed_pages=refs_to_wire(attached.sealed),
         )

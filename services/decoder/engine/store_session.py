@@ -187,7 +187,7 @@ class StoreSession:
                     epoch=self._reply.epoch,
                     sequence=self._sequence,
                     releases=to_wire(give),
-                    seals=seals_to_wire(sealing),
+                    seals=seals_to_wire(sealing, with_tokens=self._reply.wants_tokens),
                     allocate_pages=lacking,
                 )
                 self._settle()
