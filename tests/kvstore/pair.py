@@ -113,5 +113,5 @@ def asked(client: Client, name: str, length: int = PAGES) -> Any:
     session = client.session
     return client.store.stub.Match.future(
         pb.MatchRequest(session_id=session.session_id, epoch=session.epoch, page_hashes=chain(name, length)),
-        timeout=10,
+        timeout=60,
     )

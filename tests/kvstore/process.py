@@ -112,11 +112,11 @@ class KvStore:
         return time.monotonic() - start
 
     def stats(self) -> pb.StoreStats:
-        return self.stub.Stats(pb.StoreStatsRequest(), timeout=10)
+        return self.stub.Stats(pb.StoreStatsRequest(), timeout=60)
 
     def metrics(self) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
         """Every sample of a scrape, read by prometheus-client's own parser."""
-        with urllib.request.urlopen(f"http://{self.metrics_address}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://{self.metrics_address}/metrics", timeout=60) as answer:
             text = answer.read().decode()
         return {
             (sample.name, frozenset(sample.labels.items())): sample.value
@@ -179,7 +179,7 @@ class Client:
     def attach(self, held: Sequence[PageRef] = ()) -> pb.AttachReply:
         request = self.request()
         request.held_pages.CopyFrom(refs_to_wire(PageRefs.of(held)))
-        self.session = self.store.stub.Attach(request, timeout=10)
+        self.session = self.store.stub.Attach(request, timeout=60)
         self.sequence = 0
         return self.session
 
@@ -199,7 +199,7 @@ class Client:
                 seals=seals_to_wire(Seals.of(seals)),
                 allocate_pages=allocate,
             ),
-            timeout=10,
+            timeout=60,
         )
         self.sequence += 1
         return Answer(listed(reply.pages), reply.shortfall_pages, reply.free_pages, reply.cached_pages)
@@ -207,18 +207,18 @@ class Client:
     def match(self, hashes: Sequence[bytes]) -> list[PageRef]:
         session = self.session
         request = pb.MatchRequest(session_id=session.session_id, epoch=session.epoch, page_hashes=hashes)
-        return listed(self.store.stub.Match(request, timeout=10).pages)
+        return listed(self.store.stub.Match(request, timeout=60).pages)
 
     def heartbeat(self) -> pb.HeartbeatReply:
         session = self.session
         return self.store.stub.Heartbeat(
-            pb.HeartbeatRequest(session_id=session.session_id, epoch=session.epoch), timeout=10
+            pb.HeartbeatRequest(session_id=session.session_id, epoch=session.epoch), timeout=60
         )
 
     def detach(self) -> pb.DetachReply:
         session = self.session
         return self.store.stub.Detach(
-            pb.DetachRequest(session_id=session.session_id, epoch=session.epoch), timeout=10
+            pb.DetachRequest(session_id=session.session_id, epoch=session.epoch), timeout=60
         )
 
 

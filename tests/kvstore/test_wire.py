@@ -52,7 +52,7 @@ def attach_with(change: Callable[[pb.AttachRequest], object]) -> Callable[[Clien
         request.client_name, request.kind = "other", pb.CLIENT_KIND_REMOTE
         request.session_token = f"{1:032x}"
         change(request)
-        return client.store.stub.Attach(request, timeout=10)
+        return client.store.stub.Attach(request, timeout=60)
 
     return call
 
@@ -197,7 +197,7 @@ def test_no_page_fits(store: KvStore) -> None:
 def test_bytes_that_are_no_message(store: KvStore, method: str) -> None:
     call = store.channel.unary_unary(f"/hotset.v1.KvStore/{method}", bytes, bytes)
     with pytest.raises(grpc.RpcError) as caught:
-        call(b"\xff" * 100, timeout=10)
+        call(b"\xff" * 100, timeout=60)
     # gRPC answers these itself, before any of ours runs.
     assert isinstance(caught.value, grpc.Call)
     assert caught.value.code() in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
