@@ -1,4 +1,4 @@
-"""What routers ask and add: answered and passed where it asks for nothing, refused where it asks for something."""
+"""What routers ask and add passes where it asks for nothing, and is refused where it asks for something."""
 
 from __future__ import annotations
 
