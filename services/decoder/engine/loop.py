@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from services.contract.errors import Unavailable
+from services.contract.errors import HotsetError, Unavailable
 from services.decoder.engine.capacity_book import Capacities
+from services.decoder.engine.host_pages import PagesLost
 from services.decoder.engine.runner import Runner
 from services.decoder.engine.scheduler import Scheduler
 from services.decoder.engine.sequence import Finish, Sequence
@@ -143,9 +144,12 @@ class Loop:
         except Unavailable as error:
             _log.warning("step_delayed error=%s", error)
             return False
+        except PagesLost as error:
+            _log.error("pages_lost error=%s", error)
+            self._fail([*self._scheduler.running, *self._scheduler.waiting], str(error), holders_only=True)
+            return True
         except StepFailed as error:
-            _log.exception("step_failed tokens=%d", error.plan.tokens)
-            self._fail(error.plan, f"the engine failed in a step: {type(error.__cause__).__name__}")
+            self._fail(error.plan.sequences, _reason(error))
             return True
         with self._lock:
             self._count(plan, news, time.perf_counter_ns() - begun)
@@ -179,11 +183,10 @@ class Loop:
             _log.error("integrity_violated what=%r", str(error))
             self._stats = replace(self._stats, integrity_violations=self._stats.integrity_violations + 1)
 
-    def _fail(self, plan: StepPlan, reason: str) -> None:
-        """End every sequence of a step whose result is unknown."""
+    def _fail(self, busy: list[Sequence], reason: str, *, holders_only: bool = False) -> None:
+        """End every sequence of a step whose result is unknown, or whose host pages are gone."""
         with self._lock:
-            busy = [*plan.seats, *plan.decodes, *(chunk.sequence for chunk in plan.chunks)]
-            hit = [sequence for sequence in busy if sequence.finish is None]
+            hit = [one for one in busy if one.finish is None and (one.host_pages or not holders_only)]
             for sequence in hit:
                 self._scheduler.fail(sequence, reason)
             self._publish([(sequence, []) for sequence in hit])
@@ -200,3 +203,13 @@ class Loop:
             steps=was.steps + 1,
             step_ns=was.step_ns + nanoseconds,
         )
+
+
+def _reason(error: StepFailed) -> str:
+    """What to tell the clients of a step that failed; the log gets the rest."""
+    cause = error.__cause__
+    if isinstance(cause, HotsetError):  # of a remote store: its text is for people
+        _log.error("step_failed tokens=%d error=%s", error.plan.tokens, cause)
+        return str(cause)
+    _log.error("step_failed tokens=%d", error.plan.tokens, exc_info=error)
+    return f"the engine failed in a step: {type(cause).__name__}"

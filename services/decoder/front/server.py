@@ -63,6 +63,12 @@ def run_front(settings: DecoderSettings, engine_command: EngineCommand) -> int:
     """
     tokenizer = TextTokenizer.from_directory(settings.model)
     template = ChatTemplate.from_directory(settings.model)
+    if settings.store_access == "remote":
+        _log.warning(
+            "store_access_remote kvstore=%s effect=%r",
+            settings.kvstore,
+            "every miss is asked for over the network: the same answers, slower",
+        )
     listener = listen(settings.host, settings.port)
     directory = Path(tempfile.mkdtemp(prefix="hotset-"))  # mode 0700
     try:
