@@ -6,8 +6,9 @@ one region, a region one layer of one plane, numbered in the order of the layout
     read     u32 READ, u32 zero, pieces; answered by their bytes, one behind the other
     write    u32 WRITE, u32 epoch, u64 number, u32 count, u32 zero, pieces, their bytes; answered by nothing
 
-Writes of a session are numbered 1, 2, 3 ... in every epoch of it. A number that was done already is answered
-and not done again: a write whose answer got lost can be sent again, and one that comes late changes nothing.
+A session's writes are numbered upwards and asked one at a time. One whose number is not above the last that
+was done in the epoch is answered and not done: a write whose answer got lost can be sent again, and one that
+was given up and comes late changes nothing that was written after it.
 """
 
 from __future__ import annotations

@@ -80,8 +80,7 @@ class RemoteArena:
         self._connection: Connection | None = None
         self._regions = {(region.plane, region.layer): region.number for region in regions_of(layout)}
         self._staged: list[tuple[Pieces, npt.NDArray[np.uint8]]] = []
-        self._written = 0  # number of the last write that was answered, in the connection's epoch
-        self._epoch = 0
+        self._number = 0  # of the last write; never used again, because one given up may still be done
 
     def pieces(self, plane: str, layer: int, pages: _Numbers, offsets: _Numbers, size: int) -> Pieces:
         """`[n]` pieces of one size in one layer: `pages` and `offsets` `[n]`, the latter in bytes."""
@@ -134,19 +133,17 @@ class RemoteArena:
         data = np.concatenate([packed for _, packed in staged])
         pieces = _cut(pieces, _PIECE_BYTES)
         sizes = pieces["size"].astype(np.int64)
-        parts = deque(_parts(sizes + PIECE.itemsize, _WRITE_BYTES, len(pieces)))
+        parts = deque(enumerate(_parts(sizes + PIECE.itemsize, _WRITE_BYTES, len(pieces)), self._number + 1))
+        self._number += len(parts)
         ends = sizes.cumsum()
 
         def write(connection: Connection, deadline: float) -> None:
-            if connection.epoch != self._epoch:  # its writes are counted anew
-                self._epoch, self._written = connection.epoch, 0
             requester = connection.requester
-            while parts:  # one after the other, so that none can overtake another
-                begin, end = parts[0]
+            while parts:
+                number, (begin, end) = parts[0]
                 own = data[ends[begin] - sizes[begin] : ends[end - 1]]
-                body = write_request(connection.epoch, self._written + 1, pieces[begin:end], own.data)
+                body = write_request(connection.epoch, number, pieces[begin:end], own.data)
                 with requester.wait(requester.submit(body, 0, deadline - time.monotonic())):
-                    self._written += 1
                     parts.popleft()
 
         self._patiently(write)
