@@ -6,30 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from services.decoder.engine.offline import OfflineEngine
-from services.decoder.engine.sequence import Sampling, Sequence
-from services.decoder.settings import DecoderSettings
 from tests.decoder import checkpoints
-from tests.engine.processes import FLAGS, Engine, Keeper, KvStore, eventually
+from tests.engine.processes import Engine, Keeper, KvStore, eventually
+from tests.engine.remote_rig import ARENA_BYTES, SMALL, TRANSPORTS, Rig, answers, prompt
 
-ARENA_BYTES = 16 * 2**20
-TRANSPORTS = {
-    "tcp": ("--data-transport=tcp",),
-    "ucx-shm": ("--data-transport=ucx", "--ucx-tls=sm,self", "--ucx-lanes=shm"),
-    "ucx-tcp": ("--data-transport=ucx", "--ucx-tls=tcp,self", "--ucx-lanes=tcp"),
-}
-SMALL: dict[str, object] = {**FLAGS, "block_tokens": 4, "budget_tokens": 32, "hot_tokens": 36}
-"""Hot slots for one block more than the budget: much is missed."""
-
-
-def prompt(number: int, length: int = 300) -> list[int]:
-    return [3 + (7 * i * i + number * i) % 200 for i in range(length)]
-
-
-def remote(flags: tuple[str, ...]) -> dict[str, object]:
-    """An engine's flags beside a store's."""
-    ucx = (flag.removeprefix("--").split("=") for flag in flags if flag.startswith("--ucx"))
-    return {"store_access": "remote", "port": 0, **{name.replace("-", "_"): value for name, value in ucx}}
+TOKENS = 60
 
 
 @pytest.fixture(scope="module")
@@ -37,37 +18,58 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return checkpoints.save(tmp_path_factory.mktemp("tiny"), "llama", max_position_embeddings=1024)
 
 
-def answers(model: Path, count: int, tokens: int, **changes: object) -> list[list[int]]:
-    """What an engine that maps its arena says to prompts 0, 1, 2 ..., each alone."""
-    engine = OfflineEngine(
-        DecoderSettings.model_validate({"model": model, **SMALL, "prefix_cache": False, **changes}),
-        ARENA_BYTES,
-    )
-    told = []
-    for number in range(count):
-        sequence = Sequence("r", 0, prompt(number), Sampling(), seed=1, max_tokens=tokens)
-        engine.generate([sequence])
-        told.append(sequence.generated)
-    return told
+@pytest.fixture(scope="module")
+def expected(tiny: Path) -> list[list[int]]:
+    return answers(tiny, [TOKENS] * 4)
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-def test_the_same_answers(shm: Path, keep: Keeper, tiny: Path, transport: str) -> None:
-    flags = TRANSPORTS[transport]
-    store = keep(KvStore(shm / "a", ARENA_BYTES, flags=flags))
-    engine = keep(Engine(shm / "a.sock", tiny, store.address, **SMALL, **remote(flags)))
-    engine.wait_ready()
-    expected = answers(tiny, 4, 60)
-    engine.submit("0", prompt(0), 60)
-    assert engine.answer("0") == expected[0]
-    for number in (1, 2, 3):
-        engine.submit(str(number), prompt(number), 60)
-    for number in (1, 2, 3):
-        assert engine.answer(str(number)) == expected[number]
-    engine.submit("again", prompt(0), 60)  # its pages and their bounds come from the store
-    assert engine.answer("again") == expected[0]
-    assert engine.events["again", 0][0].cached_prompt_tokens == 256
+def miss_rate(engine: Engine) -> float:
     layers = engine.stats().layers
-    chosen, misses = (sum(getattr(layer, name) for layer in layers) for name in ("chosen_blocks", "misses"))
-    assert misses > 0.2 * chosen
-    eventually("everything is back", engine.idle)
+    return sum(layer.misses for layer in layers) / sum(layer.chosen_blocks for layer in layers)
+
+
+@pytest.mark.parametrize(
+    "transport",
+    ["tcp", pytest.param("ucx-shm", marks=pytest.mark.slow), pytest.param("ucx-tcp", marks=pytest.mark.slow)],
+)
+def test_the_same_answers(
+    shm: Path, keep: Keeper, tiny: Path, expected: list[list[int]], transport: str
+) -> None:
+    rig = Rig(keep, shm, tiny, expected, transport)
+    assert rig.says(0) == ""
+    together = [rig.ask(number) for number in (1, 2, 3)]
+    assert [rig.outcome(name) for name in together] == ["", "", ""]
+    assert rig.says(0) == ""  # its pages and their bounds come from the store
+    assert rig.engine.events["0-5", 0][0].cached_prompt_tokens == 256
+    assert miss_rate(rig.engine) > 0.2
+    parked = [rig.begun(number) for number in range(3)]
+    for number in range(3):  # four rows, and more urgent ones: some wait, and go on later
+        rig.engine.submit(f"urgent-{number}", prompt(number), TOKENS, priority=-1)
+    for number in range(3):
+        assert rig.engine.answer(f"urgent-{number}") == expected[number]
+    assert [rig.outcome(name) for name in parked] == ["", "", ""]
+    assert rig.engine.stats().rows_parked > 0
+    eventually("everything is back", rig.engine.idle)
+    rig.engine.end()
+    eventually("the store holds nothing", rig.store_rests())
+
+
+@pytest.mark.slow
+def test_a_model_with_an_indexer_of_its_own(shm: Path, keep: Keeper, tmp_path: Path) -> None:
+    """Its index keys go with the step; layers that follow another one's choice fetch for themselves."""
+    model = checkpoints.save(
+        tmp_path, "glm_moe_dsa", index_topk_freq=2, index_skip_topk_offset=1, max_position_embeddings=1024
+    )
+    changes = {"block_tokens": 1, "budget_tokens": 16, "hot_tokens": 17}
+    rig = Rig(keep, shm, model, answers(model, [TOKENS] * 2, **changes), "tcp", **changes)
+    for number in (0, 1, 0):
+        assert rig.says(number) == ""
+    assert rig.engine.events["0-3", 0][0].cached_prompt_tokens == 256
+    assert miss_rate(rig.engine) > 0.2
+
+
+def test_what_cannot_work_is_said_at_the_start(shm: Path, keep: Keeper, tiny: Path) -> None:
+    store = keep(KvStore(shm / "a", ARENA_BYTES))
+    engine = keep(Engine(shm / "a.sock", tiny, store.address, **SMALL, store_access="remote"))
+    assert engine.wait() == 2
+    assert "start it with --data-transport tcp or ucx" in engine.text
