@@ -50,6 +50,18 @@ class DecoderSettings(ServiceSettings):
         "any", description="lanes that UCX must use; a connection over others is refused"
     )
 
+    prefill_only: bool = Field(
+        False, description="read prompts for other servers: answers of one token only (docs/transport.md)"
+    )
+    decode_from: str = Field(
+        "",
+        pattern=r"^(https?://[^/\s]+(/\S*)?)?$",
+        description="URL of a server that reads prompts first, whose kvstore is a peer of this one's",
+    )
+    prefill_seconds: float = Field(
+        120.0, gt=0, description="seconds that the server of decode_from may take; then prompts are read here"
+    )
+
     host: str = Field("127.0.0.1", description="address of the HTTP server")
     port: int = Field(8000, ge=0, le=65535, description="port of the HTTP server; 0 = any free one")
     api_keys: tuple[SecretStr, ...] = Field((), description="accepted bearer keys; none = open to all")
@@ -143,6 +155,8 @@ class DecoderSettings(ServiceSettings):
             raise ValueError(
                 "store_access remote fetches what kv_mode tiered misses; full needs the arena mapped"
             )
+        if self.prefill_only and (self.decode_from or not self.prefix_cache):
+            raise ValueError("prefill_only leaves pages behind: it needs prefix_cache, and no decode_from")
         least = self.budget_tokens + self.block_tokens
         if self.hot_tokens and (self.hot_tokens < least or self.hot_tokens % self.block_tokens):
             raise ValueError(

@@ -50,13 +50,28 @@ class Rig:
     """Of one transport; the store can be started anew while the engine lives."""
 
     def __init__(
-        self, keep: Keeper, shm: Path, model: Path, expected: list[list[int]], transport: str, **flags: object
+        self,
+        keep: Keeper,
+        shm: Path,
+        model: Path,
+        expected: list[list[int]],
+        transport: str,
+        *,
+        store_flags: Sequence[str] = (),
+        listen: str = "127.0.0.1:0",
+        before: Sequence[str] = (),
+        engine_kind: type[Engine] = Engine,
+        **flags: object,
     ) -> None:
-        self._keep, self._directory, self._flags = keep, shm / "store", TRANSPORTS[transport]
+        """`store_flags`, `listen` and `before` say where the store is; by default beside the engine."""
+        self._keep, self._directory = keep, shm / "store"
+        self._flags, self._before = store_flags or TRANSPORTS[transport], before
         self.expected = expected
-        self.store = keep(KvStore(self._directory, ARENA_BYTES, flags=self._flags))
+        self.store = keep(
+            KvStore(self._directory, ARENA_BYTES, listen=listen, flags=self._flags, before=before)
+        )
         more = {**SMALL, **remote(self._flags), **flags}
-        self.engine = keep(Engine(shm / "e.sock", model, self.store.address, **more))
+        self.engine = keep(engine_kind(shm / "e.sock", model, self.store.address, **more))
         self.engine.wait_ready()
         self._asked = 0
 
@@ -106,7 +121,9 @@ class Rig:
         self.store.clear_away()
         if anew:
             shutil.rmtree(self._directory)
-        self.store = self._keep(KvStore(self._directory, ARENA_BYTES, listen=address, flags=self._flags))
+        self.store = self._keep(
+            KvStore(self._directory, ARENA_BYTES, listen=address, flags=self._flags, before=self._before)
+        )
 
     def until_right(self, number: int) -> None:
         """Ask again and again until the answer is right: no restart of anything is needed."""

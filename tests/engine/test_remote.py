@@ -8,7 +8,7 @@ import pytest
 
 from tests.decoder import checkpoints
 from tests.engine.processes import Engine, Keeper, KvStore, eventually
-from tests.engine.remote_rig import ARENA_BYTES, SMALL, TRANSPORTS, Rig, answers, prompt
+from tests.engine.remote_rig import ARENA_BYTES, SMALL, Rig, answers, prompt
 
 TOKENS = 60
 

@@ -138,7 +138,13 @@ def load(
     return Served(
         spec=spec,
         plan=plan,
-        loop=Loop(scheduler, runner, servicer.publish, queue_seconds=settings.queue_seconds),
+        loop=Loop(
+            scheduler,
+            runner,
+            servicer.publish,
+            queue_seconds=settings.queue_seconds,
+            seals_first=settings.prefill_only,
+        ),
         runner=runner,
         device_pages=device_pages,
         store=store,

@@ -55,13 +55,24 @@ class Loop:
         publish: Callable[[News], None],
         *,
         queue_seconds: float = 0.0,
+        seals_first: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`queue_seconds`: how long a choice may wait for its first row; 0 = for ever."""
+        """How it deals with its clients.
+
+        Args:
+            scheduler: the loop's from now on.
+            runner: likewise.
+            publish: gets news.
+            queue_seconds: how long a choice may wait for its first row; 0 = for ever.
+            seals_first: whoever hears of an end can find its pages in the store.
+            clock: monotonic seconds.
+        """
         self._scheduler = scheduler
         self._runner = runner
         self._publish = publish
         self._queue_seconds = queue_seconds
+        self._seals_first = seals_first
         self._clock = clock
         self._lock = threading.Condition()
         self._stepper = Stepper(scheduler, runner, self._lock)
@@ -145,12 +156,13 @@ class Loop:
             _log.warning("step_delayed error=%s", error)
             return False
         except PagesLost as error:
-            _log.error("pages_lost error=%s", error)
-            self._fail([*self._scheduler.running, *self._scheduler.waiting], str(error), holders_only=True)
+            self._lose_pages(error)
             return True
         except StepFailed as error:
             self._fail(error.plan.sequences, _reason(error))
             return True
+        if self._seals_first and any(sequence.finish for sequence, _ in news):
+            self._seal()
         with self._lock:
             self._count(plan, news, time.perf_counter_ns() - begun)
             self._publish(news)
@@ -182,6 +194,19 @@ class Loop:
         except AssertionError as error:
             _log.error("integrity_violated what=%r", str(error))
             self._stats = replace(self._stats, integrity_violations=self._stats.integrity_violations + 1)
+
+    def _seal(self) -> None:
+        try:
+            with self._lock:
+                self._scheduler.seal_now()
+        except Unavailable as error:
+            _log.warning("seals_delayed error=%s", error)
+        except PagesLost as error:
+            self._lose_pages(error)
+
+    def _lose_pages(self, error: PagesLost) -> None:
+        _log.error("pages_lost error=%s", error)
+        self._fail([*self._scheduler.running, *self._scheduler.waiting], str(error), holders_only=True)
 
     def _fail(self, busy: list[Sequence], reason: str, *, holders_only: bool = False) -> None:
         """End every sequence of a step whose result is unknown, or whose host pages are gone."""

@@ -27,6 +27,7 @@ from services.decoder.front.app import build_app
 from services.decoder.front.collector import EngineCollector
 from services.decoder.front.listener import listen, url_of
 from services.decoder.front.request_metrics import RequestMetrics
+from services.decoder.front.role import role_of
 from services.decoder.front.running import Running
 from services.decoder.front.state import FrontState
 from services.decoder.front.supervisor import Supervisor
@@ -96,8 +97,9 @@ class _Life:
         registry = CollectorRegistry()
         collector = EngineCollector(supervisor)
         registry.register(collector)
+        model = settings.served_model_name or settings.model.resolve().name
         self._front = FrontState(
-            model=settings.served_model_name or settings.model.resolve().name,
+            model=model,
             created=int(time.time()),
             restart_seconds=settings.restart_seconds,
             tokenizer=tokenizer,
@@ -106,6 +108,7 @@ class _Life:
             running=Running(),
             metrics=RequestMetrics(registry),
             collector=collector,
+            role=role_of(settings, model),
         )
         app = build_app(
             self._front, registry, api_keys=settings.api_keys, max_body_bytes=settings.max_body_bytes
