@@ -122,8 +122,7 @@ def load(
 
     arena: ArenaMap | RemoteArena
     if isinstance(store, RemoteSession):
-        model, arena = load_weights(), remote_arena(store, settings, layout)
-        arena.open()  # here, because a connection is its thread's
+        arena, model = remote_arena(store, settings, layout), load_weights()
     else:
         arena, model = at_once(map_arena, load_weights)
     plan = MemoryPlan.derive(

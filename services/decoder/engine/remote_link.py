@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 import socket
 
-from services.contract.errors import SetupError
+from services.contract.errors import SetupError, Unavailable
 from services.contract.layout import ArenaLayout
 from services.contract.transport.counters import TransportCounters
 from services.contract.transport.protocol import Requester
@@ -33,7 +33,11 @@ def open_session(settings: EngineSettings, security: WireSecurity) -> StoreSessi
 
 
 def remote_arena(session: RemoteSession, settings: EngineSettings, layout: ArenaLayout) -> RemoteArena:
-    """The store's arena as `session` may read and write it; connects when first used."""
+    """The store's arena as `session` may read and write it, connected: its calls belong to this thread.
+
+    Raises:
+        SetupError: the bytes cannot be had, or not over the lanes that are wanted.
+    """
     options = UcxOptions(tls=settings.ucx_tls, devices=settings.ucx_devices, lanes=settings.ucx_lanes)
     counters = TransportCounters()
 
@@ -49,4 +53,12 @@ def remote_arena(session: RemoteSession, settings: EngineSettings, layout: Arena
             )
         return Connection(requester, face.credentials.generation)
 
-    return RemoteArena(layout, connect, lambda pages: session.lives(pages.tolist()), settings.store_seconds)
+    arena = RemoteArena(layout, connect, lambda pages: session.lives(pages.tolist()), settings.store_seconds)
+    try:
+        arena.open()
+    except Unavailable as error:
+        raise SetupError(
+            f"kvstore at {settings.kvstore} answers, its data plane does not ({error}); "
+            "look at its --data-listen or --ucx-devices, and at this engine's --ucx-devices"
+        ) from error
+    return arena
