@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -60,7 +61,7 @@ def test_a_model_with_an_indexer_of_its_own(shm: Path, keep: Keeper, tmp_path: P
     model = checkpoints.save(
         tmp_path, "glm_moe_dsa", index_topk_freq=2, index_skip_topk_offset=1, max_position_embeddings=1024
     )
-    changes = {"block_tokens": 1, "budget_tokens": 16, "hot_tokens": 17}
+    changes: dict[str, Any] = {"block_tokens": 1, "budget_tokens": 16, "hot_tokens": 17}
     rig = Rig(keep, shm, model, answers(model, [TOKENS] * 2, **changes), "tcp", **changes)
     for number in (0, 1, 0):
         assert rig.says(number) == ""

@@ -99,10 +99,11 @@ async def respond(
         except ClientLeft:
             record.client_left = True
             return Response(status_code=499)  # nobody reads it
-    client, _ = front.engine()
+    front.running.check_open()
+    client = front.engines.choose(generation.prompts[0], generation.plan.cache_salt)
     answer = Answer(
         client,
-        front.supervisor,
+        front.engines,
         front.tokenizer,
         front.metrics,
         endpoint=generation.endpoint,
