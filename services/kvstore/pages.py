@@ -44,7 +44,7 @@ THE_STORE, THE_PULLER = 0, 1
 class PageTable:
     """Every page of one laid-out arena. Each method validates all it is given before it changes anything."""
 
-    def __init__(self, headers: PageHeaders) -> None:
+    def __init__(self, headers: PageHeaders, index: PrefixIndex | None = None) -> None:
         """Take up what `headers` say: an open page is its owner's, a sealed one THE_STORE's.
 
         Raises:
@@ -61,7 +61,7 @@ class PageTable:
         self._free[: len(free)] = free
         self._holdings = Holdings(self.page_count)
         self._recency = Recency(self.page_count)
-        self._index = PrefixIndex()
+        self._index = PrefixIndex() if index is None else index
         self._found = np.zeros(self.page_count, np.bool_)  # whether a page is the one its hash finds
         opened = np.flatnonzero(self._headers.state == OPEN)
         self._open_count = len(opened)

@@ -19,6 +19,7 @@ class Seal(NamedTuple):
     page: PageRef
     page_hash: bytes  # 16 to 32 bytes
     parent: PageRef | None  # the page before it in the sequence
+    tokens: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,6 +29,7 @@ class Seals:
     pages: PageRefs  # [n]
     page_hashes: Sequence[bytes]  # [n], 16 to 32 bytes each
     parents: PageRefs  # [n]; page NO_PAGE for the first of a sequence
+    tokens: Sequence[bytes] = ()  # [n] or none at all: ids, 4 bytes each, little-endian; for who is told
 
     @classmethod
     def of(cls, seals: Iterable[Seal]) -> Self:
@@ -38,6 +40,7 @@ class Seals:
             PageRefs.of(seal.page for seal in listed),
             [seal.page_hash for seal in listed],
             PageRefs.of(seal.parent or nothing for seal in listed),
+            [seal.tokens for seal in listed],
         )
 
     def __len__(self) -> int:

@@ -5,6 +5,7 @@ Decides nothing: the store does, and the interceptor of contract/rpc_errors.py m
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import grpc
@@ -31,9 +32,11 @@ class KvStoreServicer(rpc.KvStoreServicer):
     Only a match may wait, before it begins: for pages of other stores.
     """
 
-    def __init__(self, store: Store, data: DataPlane) -> None:
+    def __init__(self, store: Store, data: DataPlane, *, wants_tokens: bool = False) -> None:
+        """`wants_tokens`: whether somebody is told of pages by their tokens."""
         self._store = store
         self._data = data
+        self._wants_tokens = wants_tokens
 
     async def Attach(self, request: pb.AttachRequest, context: _Context) -> pb.AttachReply:
         if request.kind not in _KINDS:
@@ -58,6 +61,8 @@ class KvStoreServicer(rpc.KvStoreServicer):
             page_count=attached.page_count,
             lease_ms=attached.lease_ms,
             data_key=attached.data_key,
+            arena_inode=Path(attached.arena_path).stat().st_ino,
+            wants_tokens=self._wants_tokens,
             data_faces=[pb.DataFace(transport=name, address=where) for name, where in self._data.faces],
             sealed_pages=refs_to_wire(attached.sealed),
         )

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from services.contract.base_settings import ServiceSettings
 from services.contract.byte_size import ByteSize
@@ -80,6 +80,15 @@ class KvStoreSettings(ServiceSettings):
     pull_seconds: float = Field(
         0.5, gt=0, le=1.5, description="seconds that a match may wait for bytes of other stores"
     )
+    kv_events: str = Field(
+        "",
+        description="ZeroMQ address to publish KV events at, in vLLM's format, tcp://host:port (0 = any) or "
+        "ipc:///path; none = off",
+    )
+    kv_events_replay: str = Field(
+        "", description="ZeroMQ address at which subscribers ask for events that they missed; none = off"
+    )
+    kv_events_topic: str = Field("", description="topic of the KV events; kv@ID@MODEL for some routers")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="least severe log lines kept"
     )
@@ -101,6 +110,22 @@ class KvStoreSettings(ServiceSettings):
             if _LISTEN.fullmatch(address) is None:
                 raise ValueError(f"{address!r} is neither host:port nor unix:/path")
         return value
+
+    @field_validator("kv_events", "kv_events_replay")
+    @classmethod
+    def _is_zmq_address(cls, value: str) -> str:
+        scheme, _, rest = value.partition("://")
+        if value and not (scheme == "ipc" and rest.startswith("/")):
+            match = _LISTEN.fullmatch(rest)
+            if scheme != "tcp" or match is None or int(match[2] or 65536) > 65535:
+                raise ValueError(f"{value!r} is neither tcp://host:port nor ipc:///path")
+        return value
+
+    @model_validator(mode="after")
+    def _replays_what_it_publishes(self) -> Self:
+        if self.kv_events_replay and not self.kv_events:
+            raise ValueError("kv_events_replay repeats what kv_events publishes; set that too")
+        return self
 
     @field_validator("etcd_prefix")
     @classmethod

@@ -34,10 +34,17 @@ def seals_from_wire(message: pb.Seals) -> Seals:
     """Out of a message.
 
     Raises:
-        InvalidRequest: its columns differ in length.
+        InvalidRequest: its columns differ in length, or a token id is cut.
     """
-    seals = Seals(refs_from_wire(message.pages), list(message.page_hashes), refs_from_wire(message.parents))
+    pages, parents = refs_from_wire(message.pages), refs_from_wire(message.parents)
+    seals = Seals(pages, list(message.page_hashes), parents, list(message.tokens))
     lengths = [len(seals.pages), len(seals.page_hashes), len(seals.parents)]
     if len(set(lengths)) != 1:
         raise InvalidRequest("seals name {} pages, {} hashes and {} parents; one each".format(*lengths))
+    if seals.tokens and len(seals.tokens) != len(seals):
+        raise InvalidRequest(
+            f"seals name {len(seals)} hashes and tokens of {len(seals.tokens)}; one each or none"
+        )
+    if any(len(tokens) % 4 for tokens in seals.tokens):
+        raise InvalidRequest("token ids have 4 bytes each")
     return seals

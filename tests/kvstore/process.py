@@ -143,7 +143,10 @@ def listed(refs: pb.PageRefs) -> list[PageRef]:
 
 def seals_to_wire(seals: Seals) -> pb.Seals:
     return pb.Seals(
-        pages=refs_to_wire(seals.pages), page_hashes=seals.page_hashes, parents=refs_to_wire(seals.parents)
+        pages=refs_to_wire(seals.pages),
+        page_hashes=seals.page_hashes,
+        parents=refs_to_wire(seals.parents),
+        tokens=seals.tokens,
     )
 
 

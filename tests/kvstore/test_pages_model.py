@@ -57,7 +57,7 @@ class Life:
         seals = seals[: len(seals) - self.random.randint(0, 1)]
         self.table.update(HOLDERS[holder], PageRefs.of(()), Seals.of(seals), 0)
         for seal in seals:
-            self.model.seal(*seal)
+            self.model.seal(*seal[:3])
         if self.random.random() < 0.6:
             self.release(holder, pages)
 

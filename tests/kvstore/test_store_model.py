@@ -194,7 +194,7 @@ class StoreMachine(RuleBasedStateMachine):
             parent = ref
         modelled.client.update(seals=seals)
         for seal in seals:
-            self.pages.seal(*seal)
+            self.pages.seal(*seal[:3])
 
     @precondition(lambda self: self.attached)
     @rule(data=st.data(), letters=st.text("ab", max_size=5), renew=st.booleans())

@@ -24,9 +24,9 @@ from services.contract.errors import (
     StateConflict,
 )
 from services.kvstore.page_refs import PageRef, PageRefs
-from services.kvstore.seals import Seal
+from services.kvstore.seals import Seal, Seals
 from services.kvstore.wire import refs_to_wire
-from tests.kvstore.process import Client, KvStore, error_of, eventually
+from tests.kvstore.process import Client, KvStore, error_of, eventually, seals_to_wire
 from tests.kvstore.world import PAGE_COUNT
 
 
@@ -110,6 +110,14 @@ def send(
     )
 
 
+def told(page: PageRef, *tokens: bytes) -> pb.Seals:
+    """A good seal, with a column of tokens."""
+    seals = seals_to_wire(Seals.of([Seal(page, bytes(16), None)]))
+    del seals.tokens[:]
+    seals.tokens.extend(tokens)
+    return seals
+
+
 UPDATES: dict[str, tuple[Callable[[Client, PageRef], object], type[HotsetError]]] = {
     "a stale page": (
         lambda c, p: c.update(1, releases=[PageRef(p.page, p.generation - 1)]),
@@ -140,6 +148,14 @@ UPDATES: dict[str, tuple[Callable[[Client, PageRef], object], type[HotsetError]]
     ),
     "a seal without its parent": (
         lambda c, p: send(c, seals=pb.Seals(pages=refs_to_wire(PageRefs.of([p])), page_hashes=[bytes(16)])),
+        InvalidRequest,
+    ),
+    "tokens of fewer pages than are sealed": (
+        lambda c, p: send(c, seals=told(p, bytes(256), bytes(256))),
+        InvalidRequest,
+    ),
+    "a cut token": (
+        lambda c, p: send(c, seals=told(p, bytes(255))),
         InvalidRequest,
     ),
     "an empty request": (lambda c, p: c.store.stub.Update(pb.UpdateRequest()), NotFound),

@@ -9,6 +9,12 @@ from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from services.contract.errors import HotsetError
+
+
+class PagesLost(HotsetError):
+    """The store has taken back all that this session held: whoever had pages cannot go on."""
+
 
 class HostPage(NamedTuple):
     """A page of the arena and the life of it that is ours."""
@@ -23,6 +29,7 @@ class SealOrder(NamedTuple):
     page: HostPage
     page_hash: bytes
     parent: HostPage | None  # the page before it in the sequence
+    tokens: Sequence[int] = ()  # of the page, if the prompt covers it
 
 
 class HostPages(Protocol):
@@ -58,6 +65,7 @@ class HostPages(Protocol):
 
         Raises:
             Unavailable: the store is out of reach; nothing was given or taken.
+            PagesLost: nothing that was taken before is there any more. Told once; nothing was given or taken.
         """
 
 
@@ -116,7 +124,7 @@ class LocalPages:
                     self._idle[page] = None
                 else:
                     self._free.append(page.page)
-        for page, page_hash, parent in seals:
+        for page, page_hash, parent, _ in seals:
             if self._references[page] < 1 or page in self._hash_of:
                 raise ValueError(f"page {page.page} is not held, or sealed already")
             if parent is not None and parent not in self._hash_of:

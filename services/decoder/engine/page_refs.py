@@ -5,6 +5,7 @@ Knows both shapes and nothing else.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Sequence
 
 from hotset.v1 import kvstore_pb2 as pb
@@ -26,10 +27,11 @@ def from_wire(refs: pb.PageRefs) -> list[HostPage]:
     return list(map(HostPage, refs.pages, refs.generations))
 
 
-def seals_to_wire(seals: Sequence[SealOrder]) -> pb.Seals:
+def seals_to_wire(seals: Sequence[SealOrder], *, with_tokens: bool) -> pb.Seals:
     """As a message."""
     return pb.Seals(
         pages=to_wire(seal.page for seal in seals),
         page_hashes=[seal.page_hash for seal in seals],
         parents=to_wire(seal.parent or _NOTHING for seal in seals),
+        tokens=[struct.pack(f"<{len(seal.tokens)}I", *seal.tokens) for seal in seals] if with_tokens else (),
     )

@@ -67,6 +67,11 @@ class EngineClient:
         """Whether this life of the engine has ended; none of its events is dealt out from then on."""
         return self._gone.is_set()
 
+    @property
+    def choices(self) -> int:
+        """Choices that it works on or keeps waiting: all of them are this front's."""
+        return self._in_flight.choices
+
     async def is_gone_within(self, seconds: float) -> bool:
         """Whether it ends so soon: calls may fail an instant before the event stream breaks."""
         try:
