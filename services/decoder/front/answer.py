@@ -158,7 +158,11 @@ class Answer:
                     continues=continues,
                 )
                 self._open[submission.request_id, choice] = _Choice(
-                    number * plan.n + choice, submission, choice, text, ChoiceClock(self._began)
+                    number * plan.n + choice,
+                    submission,
+                    choice,
+                    text,
+                    ChoiceClock(self._began, self._supervisor.index),
                 )
         for submission in self._submissions:
             try:
@@ -235,7 +239,7 @@ class Answer:
                     raise refusal(error) from error
                 break
         choices = open_choices(rest)
-        self._metrics.resubmitted(choices)
+        self._metrics.resubmitted(self._supervisor.index, choices)
         request_ids = ",".join(submission.request_id for submission in rest)
         _log.warning("resubmitted requests=%s choices=%d", request_ids, choices)
 

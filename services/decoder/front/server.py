@@ -98,7 +98,7 @@ class _Life:
             template=template,
             supervisor=supervisor,
             running=Running(),
-            metrics=RequestMetrics(registry),
+            metrics=RequestMetrics(registry, [supervisor.index]),
             collector=collector,
         )
         app = build_app(
