@@ -22,6 +22,7 @@ from tests.observe.programs import Programs
 from tests.observe.prometheus import Prometheus, running_prometheus
 
 _METRICS = re.compile(r"kvstore ready grpc=\S+ metrics=(\S+)")
+_ARENA_BYTES = 512 * 2**20  # of the bundled model 11,000 tokens; what is not written to takes no memory
 _SIZES: dict[str, object] = {
     "max_rows": 3,
     "max_model_len": 2048,
@@ -69,9 +70,9 @@ class Stack:
 
 
 @contextmanager
-def running_stack(model: Path, directory: Path, programs: Programs, **sizes: object) -> Iterator[Stack]:
+def running_stack(model: Path, directory: Path, programs: Programs) -> Iterator[Stack]:
     """Started and ready."""
-    with real_service(model, 64 * 2**20, **(_SIZES | sizes)) as service:
+    with real_service(model, _ARENA_BYTES, **_SIZES) as service:
         found = _METRICS.search(service.store.text)
         assert found is not None, service.store.text
         targets = {
@@ -84,19 +85,21 @@ def running_stack(model: Path, directory: Path, programs: Programs, **sizes: obj
 
 @contextmanager
 def under_load(stack: Stack, prompt_tokens: int, max_tokens: int) -> Iterator[None]:
-    """Four clients over three rows, each asking again as soon as it has an answer, some of them the same."""
+    """Four clients over three rows, who ask again once they have an answer, and one who asks for nonsense."""
     ends = threading.Event()
 
     def ask(client: int) -> None:
         turn = 0
         while not ends.is_set():
-            stack.ask(prompt_tokens, max_tokens, first=1000 * client + turn % 2)
-            if client == 0:
-                stack.misbehave()
+            stack.ask(prompt_tokens, max_tokens, first=1000 * client + turn // 2)  # every other one is known
             turn += 1
 
-    with ThreadPoolExecutor(4) as pool:
-        clients = [pool.submit(ask, client) for client in range(4)]
+    def misbehave() -> None:
+        while not ends.wait(1.0):
+            stack.misbehave()
+
+    with ThreadPoolExecutor(5) as pool:
+        clients = [pool.submit(ask, client) for client in range(4)] + [pool.submit(misbehave)]
         try:
             yield
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -58,6 +59,13 @@ def test_every_alert_tells_what_to_do() -> None:
             assert rule["labels"]["severity"] in ("page", "ticket"), rule["alert"]
             assert set(rule["annotations"]) == {"summary", "description"}, rule["alert"]
             assert "$labels" in rule["annotations"]["summary"] or "$value" in rule["annotations"]["summary"]
+
+
+def test_every_alert_is_documented_with_its_severity() -> None:
+    page = (ROOT / "docs/dashboards.md").read_text()
+    rows = re.findall(r"^\| (`Hotset[^|]+) \| [^|]+ \| (\w+) \|$", page, re.MULTILINE)
+    told = {name: severity for names, severity in rows for name in re.findall(r"`(\w+)`", names)}
+    assert told == {rule["alert"]: rule["labels"]["severity"] for _, rule in rules() if "alert" in rule}
 
 
 def test_what_is_scraped_are_the_services_of_compose() -> None:
