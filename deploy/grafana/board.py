@@ -12,9 +12,11 @@ WINDOW = "$__rate_interval"
 """Grafana's: four scrapes at least, more where a pixel is longer."""
 
 ENGINE = 'instance=~"$instance", engine=~"$engine"'
+EACH = "instance, engine"
+"""Engines are numbered behind each decoder, so a number alone is no engine."""
 INSTANCE = 'instance=~"$instance"'
 
-Unit = Literal["s", "short", "percentunit", "bytes", "Bps", "ops"]
+Unit = Literal["s", "short", "percentunit", "decbytes", "Bps", "ops"]
 """Of Grafana: seconds, a count, a share of 1, bytes, bytes a second, times a second."""
 
 
@@ -36,6 +38,7 @@ class Panel:
     queries: tuple[Query, ...]
     heat: bool = False
     stacked: bool = False
+    log: bool = False  # the axis
     width: int = 8  # of 24
     top: float | None = None  # of the axis
 

@@ -98,7 +98,6 @@ def _graph(panel: Panel) -> timeseries.Panel:
         .line_width(1)
         .fill_opacity(40 if panel.stacked else 10)
         .show_points(common_models.VisibilityMode.NEVER)
-        .min(0)
         .legend(
             common.VizLegendOptions()
             .show_legend(True)
@@ -111,6 +110,12 @@ def _graph(panel: Panel) -> timeseries.Panel:
             .sort(common_models.SortOrder.DESCENDING)
         )
     )
+    if panel.log:
+        made = made.scale_distribution(
+            common.ScaleDistributionConfig().type(common_models.ScaleDistribution.LOG).log(10)
+        )
+    else:
+        made = made.min(0)
     if panel.top is not None:
         made = made.max(panel.top)
     if panel.stacked:

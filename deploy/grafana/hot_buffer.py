@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from deploy.grafana.board import (
     DECODER_INSTANCE,
+    EACH,
     ENGINE,
     ENGINES,
     Board,
@@ -46,7 +47,7 @@ HIT_RATE = Section(
             "percentunit",
             (
                 Query(ratio(_HITS, _CHOSEN, ENGINE), "all"),
-                Query(ratio(_HITS, _CHOSEN, ENGINE, "engine"), "engine {{engine}}"),
+                Query(ratio(_HITS, _CHOSEN, ENGINE, EACH), "{{instance}} / {{engine}}"),
             ),
             top=1.0,
         ),
@@ -69,13 +70,13 @@ COST = Section(
             "Misses per token",
             "Blocks fetched from the arena for each sampled token, over all layers and groups.",
             "short",
-            (Query(ratio(_MISSES, _TOKENS, ENGINE, "engine"), "engine {{engine}}"),),
+            (Query(ratio(_MISSES, _TOKENS, ENGINE, EACH), "{{instance}} / {{engine}}"),),
         ),
         Panel(
             "Bytes per token",
             "Bytes fetched from the arena for each sampled token: misses times the bytes of a block.",
-            "bytes",
-            (Query(ratio(_BYTES, _TOKENS, ENGINE, "engine"), "engine {{engine}}"),),
+            "decbytes",
+            (Query(ratio(_BYTES, _TOKENS, ENGINE, EACH), "{{instance}} / {{engine}}"),),
         ),
         Panel(
             "Exposed fetch share of TPOT",
@@ -83,7 +84,7 @@ COST = Section(
             "byte of its fetches, by the device's clock, in launches that fetch; on a CPU all of its "
             "time.",
             "percentunit",
-            (Query(ratio(_RESOLVE, _STEP, ENGINE, "engine"), "engine {{engine}}"),),
+            (Query(ratio(_RESOLVE, _STEP, ENGINE, EACH), "{{instance}} / {{engine}}"),),
             top=1.0,
         ),
         Panel(
@@ -93,10 +94,13 @@ COST = Section(
             "with it.",
             "Bps",
             (
-                Query(f"sum by (engine) ({rate(_BYTES, ENGINE)})", "engine {{engine}}, over all time"),
-                Query(ratio(_BYTES, _RESOLVE, ENGINE, "engine"), "engine {{engine}}, inside resolve"),
+                Query(
+                    f"sum by ({EACH}) ({rate(_BYTES, ENGINE)})", "{{instance}} / {{engine}}, over all time"
+                ),
+                Query(ratio(_BYTES, _RESOLVE, ENGINE, EACH), "{{instance}} / {{engine}}, inside resolve"),
                 Query("vector($link_roof)", "roof"),
             ),
+            log=True,
         ),
         Panel(
             "Time in resolve by layer, a step",
@@ -140,7 +144,7 @@ ROOM = Section(
             "Tokens that a row has hot slots for: of the row with fewest, and of the one with most. 0 "
             "while nobody runs. Capacities follow how many rows run and how long they are.",
             "short",
-            (Query(f"hotset_hot_row_tokens{{{ENGINE}}}", "{{row}}, engine {{engine}}"),),
+            (Query(f"hotset_hot_row_tokens{{{ENGINE}}}", "{{row}}, {{instance}} / {{engine}}"),),
             width=12,
         ),
         Panel(
@@ -149,7 +153,8 @@ ROOM = Section(
             "short",
             (
                 Query(
-                    f"sum by (engine, state) (hotset_hot_slots{{{ENGINE}}})", "{{state}}, engine {{engine}}"
+                    f"sum by ({EACH}, state) (hotset_hot_slots{{{ENGINE}}})",
+                    "{{state}}, {{instance}} / {{engine}}",
                 ),
             ),
             stacked=True,

@@ -28,8 +28,9 @@ from PIL import Image
 
 DASHBOARDS = Path(__file__).resolve().parent / "dashboards"
 
-_COLUMN, _ROW = 0.62, 0.40  # inches of a step of Grafana's grid
+_COLUMN, _ROW = 0.60, 0.36  # inches of a step of Grafana's grid
 _DOTS = 80  # an inch
+_NAMED = 6  # series in a legend
 _COLOURS = 96  # of the palette; keeps a picture below 150 KB
 
 
@@ -47,14 +48,14 @@ class Source:
     def __init__(self, url: str, start: float, end: float, variables: Mapping[str, str]) -> None:
         self._url, self._variables = url.rstrip("/"), variables
         self.start, self.end = start, end
+        self.step = max(1.0, (end - start) / 240)
 
     def lines(self, target: Mapping[str, Any]) -> list[Line]:
         """What one query of a panel shows, in the order of Prometheus' answer."""
         expr = target["expr"]
         for name, value in self._variables.items():
             expr = expr.replace(f"${name}", value)
-        step = max(1.0, (self.end - self.start) / 240)
-        asked = {"query": expr, "start": self.start, "end": self.end, "step": step}
+        asked = {"query": expr, "start": self.start, "end": self.end, "step": self.step}
         address = f"{self._url}/api/v1/query_range?{urllib.parse.urlencode(asked)}"
         with urllib.request.urlopen(address, timeout=60) as answer:
             found = json.load(answer)["data"]["result"]
@@ -82,9 +83,9 @@ def draw(dashboard: Path, source: Source) -> Image.Image:
             continue
         box = (
             (at["x"] + 1.5) / width,
-            top - (at["h"] - 1.1) / height,
+            top - (at["h"] - 2.6) / height,
             (at["w"] - 2.1) / width,
-            (at["h"] - 2.4) / height,
+            (at["h"] - 3.9) / height,
         )
         _panel(figure.add_axes(box), panel, source)
     drawn = BytesIO()
@@ -103,18 +104,52 @@ def _panel(axes: Axes, panel: Mapping[str, Any], source: Source) -> None:
         _heat(axes, lines, unit)
         return
     defaults = panel["fieldConfig"]["defaults"]
-    if defaults["custom"].get("stacking", {}).get("mode") == "normal":
+    custom = defaults["custom"]
+    if custom.get("stacking", {}).get("mode") == "normal":
         _stacked(axes, lines)
     else:
         for line in lines:
-            axes.plot(line.when, line.value, linewidth=1.3, label=line.name)
-    axes.set_ylim(bottom=0, top=defaults.get("max"))
-    axes.yaxis.set_major_locator(MaxNLocator(5))
+            axes.plot(*_broken(line, 3 * source.step), linewidth=1.4, label=line.name)
+    if custom.get("scaleDistribution", {}).get("type") == "log":
+        axes.set_yscale("log")
+    else:
+        axes.set_ylim(bottom=0, top=defaults.get("max"))
+        axes.yaxis.set_major_locator(MaxNLocator(4))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: readable(value, unit)))
     if lines:
-        axes.legend(loc="upper left", ncols=2 if len(lines) > 3 else 1, framealpha=0.7, frameon=True)
+        _legend(axes, lines)
     else:
-        axes.text(0.5, 0.5, "no data here", transform=axes.transAxes, ha="center", color="#888888")
+        axes.text(0.5, 0.5, "nothing to show here", transform=axes.transAxes, ha="center", color="#888888")
+
+
+def _legend(axes: Axes, lines: list[Line]) -> None:
+    """Below the panel; those that are not 0 first, and no more than fit."""
+    handles, labels = axes.get_legend_handles_labels()
+    order = sorted(range(len(labels)), key=lambda place: not any(lines[place].value))
+    shown = order[:_NAMED]
+    names = [labels[place] for place in shown]
+    if len(order) > _NAMED:
+        names[-1] += f" and {len(order) - _NAMED} more"
+    columns = 1 + (len(shown) > 1) + (len(shown) > 2 and max(map(len, names)) < 26)
+    axes.legend(
+        [handles[place] for place in shown],
+        names,
+        loc="upper center",
+        bbox_to_anchor=(0.5, -0.13),
+        ncols=columns,
+    )
+
+
+def _broken(line: Line, longest: float) -> tuple[list[float], list[float]]:
+    """Its points, with a gap where Prometheus had none for `longest` seconds."""
+    when, value = line.when[:1], line.value[:1]
+    for before, moment, number in zip(line.when, line.when[1:], line.value[1:], strict=False):
+        if moment - before > longest:
+            when.append(before)
+            value.append(np.nan)
+        when.append(moment)
+        value.append(number)
+    return when, value
 
 
 def _stacked(axes: Axes, lines: list[Line]) -> None:
@@ -153,13 +188,11 @@ def readable(value: float, unit: str) -> str:
             if abs(value) >= size:
                 return f"{value / size:.3g} {name}"
         return "0 s"
-    after = {"bytes": "B", "Bps": "B/s", "ops": "/s"}.get(unit, "")
-    base = 1024.0 if unit == "bytes" else 1000.0
+    after = {"decbytes": "B", "Bps": "B/s", "ops": "/s"}.get(unit, "")
     power = 0
-    while abs(value) >= base and power < 4:
-        value, power = value / base, power + 1
-    prefix = ("", "Ki", "Mi", "Gi", "Ti") if unit == "bytes" else ("", "k", "M", "G", "T")
-    return f"{value:.3g} {prefix[power]}{after}".strip()
+    while abs(value) >= 1000 and power < 4:
+        value, power = value / 1000, power + 1
+    return f"{value:.3g} {('', 'k', 'M', 'G', 'T')[power]}{after}".strip()
 
 
 def _style() -> AbstractContextManager[None]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from deploy.grafana.board import (
     DECODER_INSTANCE,
+    EACH,
     ENGINE,
     ENGINES,
     INSTANCE,
@@ -69,7 +70,8 @@ THROUGHPUT = Section(
             "short",
             tuple(
                 Query(
-                    f"sum by (engine) (hotset_requests_{what}{{{ENGINE}}})", f"{what}, engine {{{{engine}}}}"
+                    f"sum by ({EACH}) (hotset_requests_{what}{{{ENGINE}}})",
+                    f"{what}, {{{{instance}}}} / {{{{engine}}}}",
                 )
                 for what in ("running", "waiting", "parked")
             ),
@@ -81,12 +83,12 @@ THROUGHPUT = Section(
             "s",
             (
                 Query(
-                    ratio("hotset_step_seconds_total", "hotset_steps_total", ENGINE, "engine"),
-                    "step, engine {{engine}}",
+                    ratio("hotset_step_seconds_total", "hotset_steps_total", ENGINE, EACH),
+                    "step, {{instance}} / {{engine}}",
                 ),
                 Query(
-                    ratio("hotset_decode_seconds_total", "hotset_decode_steps_total", ENGINE, "engine"),
-                    "decode on the GPU, engine {{engine}}",
+                    ratio("hotset_decode_seconds_total", "hotset_decode_steps_total", ENGINE, EACH),
+                    "decode on the GPU, {{instance}} / {{engine}}",
                 ),
             ),
         ),
@@ -136,7 +138,7 @@ ENDINGS = Section(
             "Engines that serve",
             "1 while an engine serves, 0 while it starts or is down.",
             "short",
-            (Query(f"hotset_engine_ready{{{ENGINE}}}", "{{instance}}, engine {{engine}}"),),
+            (Query(f"hotset_engine_ready{{{ENGINE}}}", "{{instance}} / {{engine}}"),),
         ),
         Panel(
             "Restarts and violations",
@@ -145,12 +147,12 @@ ENDINGS = Section(
             "short",
             (
                 Query(
-                    f"sum by (engine) (increase(hotset_engine_restarts_total{{{ENGINE}}}[1h]))",
-                    "restarts, engine {{engine}}",
+                    f"sum by ({EACH}) (increase(hotset_engine_restarts_total{{{ENGINE}}}[1h]))",
+                    "restarts, {{instance}} / {{engine}}",
                 ),
                 Query(
-                    f"sum by (engine) (increase(hotset_integrity_violations_total{{{ENGINE}}}[1h]))",
-                    "violations, engine {{engine}}",
+                    f"sum by ({EACH}) (increase(hotset_integrity_violations_total{{{ENGINE}}}[1h]))",
+                    "violations, {{instance}} / {{engine}}",
                 ),
             ),
         ),
@@ -167,8 +169,8 @@ DEVICE = Section(
             "percentunit",
             (
                 Query(
-                    f"sum by (engine) ({_IDLE}) / (sum by (engine) ({_IDLE} + {_BUSY}) > 0)",
-                    "engine {{engine}}",
+                    f"sum by ({EACH}) ({_IDLE}) / (sum by ({EACH}) ({_IDLE} + {_BUSY}) > 0)",
+                    "{{instance}} / {{engine}}",
                 ),
             ),
             width=12,
@@ -180,8 +182,8 @@ DEVICE = Section(
             "short",
             (
                 Query(
-                    f"sum by (engine, state) (hotset_device_pages{{{ENGINE}}})",
-                    "{{state}}, engine {{engine}}",
+                    f"sum by ({EACH}, state) (hotset_device_pages{{{ENGINE}}})",
+                    "{{state}}, {{instance}} / {{engine}}",
                 ),
             ),
             width=12,

@@ -43,7 +43,7 @@ PAGES = Section(
         Panel(
             "Arena",
             "Length of the arena's file, and what of it lies in memory.",
-            "bytes",
+            "decbytes",
             (
                 Query(f"sum(hotset_store_arena_bytes{{{INSTANCE}}})", "length"),
                 Query(f"sum(hotset_store_arena_resident_bytes{{{INSTANCE}}})", "in memory"),
@@ -184,7 +184,7 @@ TRANSPORT = Section(
         Panel(
             "Memory of answers under way",
             "Bytes that wait to be sent to other stores.",
-            "bytes",
+            "decbytes",
             (Query(f"sum(hotset_store_data_held_bytes{{{INSTANCE}}})", "held"),),
             width=12,
         ),
