@@ -30,7 +30,7 @@ DASHBOARDS = Path(__file__).resolve().parent / "dashboards"
 
 _COLUMN, _ROW = 0.60, 0.36  # inches of a step of Grafana's grid
 _DOTS = 80  # an inch
-_NAMED = 6  # series in a legend
+_LETTER = 5.6  # dots
 _COLOURS = 96  # of the palette; keeps a picture below 150 KB
 
 
@@ -126,17 +126,19 @@ def _legend(axes: Axes, lines: list[Line]) -> None:
     """Below the panel; those that are not 0 first, and no more than fit."""
     handles, labels = axes.get_legend_handles_labels()
     order = sorted(range(len(labels)), key=lambda place: not any(lines[place].value))
-    shown = order[:_NAMED]
+    letters = axes.bbox.width / _LETTER
+    columns = max(1, min(3, len(labels), int(letters / (max(map(len, labels)) + 7))))
+    shown = order[: 3 * columns]
     names = [labels[place] for place in shown]
-    if len(order) > _NAMED:
-        names[-1] += f" and {len(order) - _NAMED} more"
-    columns = 1 + (len(shown) > 1) + (len(shown) > 2 and max(map(len, names)) < 26)
+    if len(order) > len(shown):
+        names[-1] += f" and {len(order) - len(shown)} more"
     axes.legend(
         [handles[place] for place in shown],
         names,
         loc="upper center",
         bbox_to_anchor=(0.5, -0.13),
         ncols=columns,
+        columnspacing=1.2,
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 
 import pytest
+import yaml
 
 from tests.observe.boards import (
     DASHBOARDS,
@@ -94,3 +95,14 @@ def test_documents_name_metrics_that_exist() -> None:
     assert len(queries) > 5
     for query in queries:
         assert Expression("", query).metrics <= set(known), query
+
+
+def test_the_autoscaler_asks_for_metrics_that_exist() -> None:
+    """Kubernetes' adapter reads series by name, and the autoscaler what the adapter makes of them."""
+    adapter = (ROOT / "deploy/k8s/prometheus-adapter-values.yaml").read_text()
+    read = re.findall(r"seriesQuery: (hotset_\w+)", adapter)
+    assert read
+    assert set(read) <= set(documented())
+    scaler = yaml.safe_load((ROOT / "deploy/k8s/base/autoscaler.yaml").read_text())
+    asked = {metric["pods"]["metric"]["name"] for metric in scaler["spec"]["metrics"]}
+    assert asked == set(re.findall(r"as: (hotset_\w+)", adapter))

@@ -12,7 +12,26 @@ from typing import Literal, get_args
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 _FIRST_TOKEN = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250)
-_TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
+_TOKEN = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.015,
+    0.02,
+    0.03,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.15,
+    0.25,
+    0.5,
+    1,
+    2.5,
+    5,
+    10,
+)
 _REQUEST = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000)
 
 Endpoint = Literal["chat", "completions"]
@@ -25,9 +44,9 @@ class ChoiceClock:
     """When one choice's tokens came."""
 
     def __init__(self, began: float, engine: int) -> None:
-        """Begin at `began`, monotonic seconds: when its HTTP request came. `engine` is to answer it."""
+        """Begin at `began`, monotonic seconds, when its HTTP request came; `engine` answers."""
         self.began = began
-        self.engine = str(engine)
+        self.engine = engine
         self.first: float | None = None
         self.last = began
         self.tokens = 0
@@ -110,11 +129,11 @@ class RequestMetrics:
         now = time.monotonic()
         if clock.first is None:
             clock.first = now
-            self._first_token.labels(clock.engine).observe(now - clock.began)
+            self._first_token.labels(str(clock.engine)).observe(now - clock.began)
             later = 0  # with the first came the others: no time lies between them
         else:
             later = count
-        between = self._between.labels(clock.engine)
+        between = self._between.labels(str(clock.engine))
         for _ in range(later):
             between.observe((now - clock.last) / count)
         clock.tokens += count
@@ -125,7 +144,7 @@ class RequestMetrics:
         self._choices.labels(endpoint, outcome).inc()
         if clock is None:
             return
-        self._request.labels(clock.engine).observe(time.monotonic() - clock.began)
+        self._request.labels(str(clock.engine)).observe(time.monotonic() - clock.began)
         if clock.first is not None and clock.tokens > 1:
             per_token = (clock.last - clock.first) / (clock.tokens - 1)
-            self._per_token.labels(clock.engine).observe(per_token)
+            self._per_token.labels(str(clock.engine)).observe(per_token)

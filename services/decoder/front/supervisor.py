@@ -83,9 +83,15 @@ class Supervisor:
         Raises:
             EngineNotReady: it is starting, or starting again.
         """
-        if self._client is None or self._client.is_gone:
+        client = self.serving
+        if client is None:
             raise EngineNotReady(f"the engine is not ready: {self.detail}; try again soon")
-        return self._client
+        return client
+
+    @property
+    def serving(self) -> EngineClient | None:
+        """The engine; None if it does not serve now."""
+        return None if self._client is None or self._client.is_gone else self._client
 
     async def next_life(self) -> EngineClient:
         """The engine, as soon as it serves again.
@@ -148,7 +154,7 @@ class Supervisor:
         """
         socket = self._directory / f"engine{self.index}-{self.restarts}.sock"
         process = self._process = await EngineProcess.start(self._command(socket))
-        client = EngineClient(socket)
+        client = EngineClient(socket, self.index)
         ended = asyncio.get_running_loop().create_task(process.wait())
         try:
             await self._until_serving(process, client, ended)
