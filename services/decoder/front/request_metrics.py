@@ -76,7 +76,7 @@ class RequestMetrics:
         )
         self._resubmitted = Counter(
             "hotset_requests_resubmitted",
-            "Choices handed to the engine again after the life of it that had them ended.",
+            "Choices handed to the engine after the life of the one that had them ended.",
             ("engine",),
             registry=registry,
         )
