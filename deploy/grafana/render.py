@@ -45,8 +45,12 @@ class Line(NamedTuple):
 class Source:
     """A time span of a Prometheus."""
 
-    def __init__(self, url: str, start: float, end: float, variables: Mapping[str, str]) -> None:
-        self._url, self._variables = url.rstrip("/"), variables
+    def __init__(
+        self, url: str, span: tuple[float, float], variables: Mapping[str, str], names: Mapping[str, str]
+    ) -> None:
+        """From and to Unix seconds; `names` stand for values of labels in legends."""
+        self._url, self._variables, self._names = url.rstrip("/"), variables, names
+        start, end = span
         self.start, self.end = start, end
         self.step = max(1.0, (end - start) / 240)
 
@@ -62,7 +66,7 @@ class Source:
         return [self._line(target["legendFormat"], one) for one in found]
 
     def _line(self, legend: str, found: Mapping[str, Any]) -> Line:
-        labels = found["metric"]
+        labels = {label: self._names.get(value, value) for label, value in found["metric"].items()}
         name = re.sub(r"\{\{(\w+)\}\}", lambda match: labels.get(match[1], ""), legend)
         points = found["values"]
         return Line(name, [float(when) for when, _ in points], [float(value) for _, value in points])
@@ -128,7 +132,7 @@ def _legend(axes: Axes, lines: list[Line]) -> None:
     order = sorted(range(len(labels)), key=lambda place: not any(lines[place].value))
     letters = axes.bbox.width / _LETTER
     columns = max(1, min(3, len(labels), int(letters / (max(map(len, labels)) + 7))))
-    shown = order[: 3 * columns]
+    shown = order[: max(5, 3 * columns)]
     names = [labels[place] for place in shown]
     if len(order) > len(shown):
         names[-1] += f" and {len(order) - len(shown)} more"
@@ -209,6 +213,7 @@ def _style() -> AbstractContextManager[None]:
             "axes.grid": True,
             "grid.color": "#dddddd",
             "legend.fontsize": 8,
+            "legend.labelspacing": 0.25,
             "legend.frameon": False,
         }
     )
@@ -219,14 +224,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--prometheus", default="http://127.0.0.1:9090", help="its URL")
     parser.add_argument("--minutes", type=float, default=10.0, help="how far back")
+    parser.add_argument("--until", type=float, default=0.0, help="the right edge, Unix seconds; 0 = now")
+    parser.add_argument("--rename", action="append", default=[], help="LABEL_VALUE=NAME, for legends")
     parser.add_argument("--rate-window", default="20s", help="what stands for $__rate_interval")
     parser.add_argument("--link-roof", default="48000000000", help="bytes a second; see the dashboard")
     parser.add_argument("--into", type=Path, default=Path("docs/images"), help="directory of the pictures")
     given = parser.parse_args()
     variables = {"instance": ".+", "engine": ".+"}
     variables |= {"__rate_interval": given.rate_window, "link_roof": given.link_roof}
-    end = time.time()
-    source = Source(given.prometheus, end - 60 * given.minutes, end, variables)
+    end = given.until or time.time()
+    names = dict(pair.split("=", 1) for pair in given.rename)
+    source = Source(given.prometheus, (end - 60 * given.minutes, end), variables, names)
     given.into.mkdir(parents=True, exist_ok=True)
     for dashboard in sorted(DASHBOARDS.glob("*.json")):
         picture = given.into / f"{dashboard.stem}.png"
