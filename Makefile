@@ -21,7 +21,7 @@ FIND_PYTHON = for python in $(or $(PYTHON),$(BIN)/python python3 python3.13 pyth
   install one, or name it: make PYTHON=/path/to/python3.12" >&2; exit 1; }
 INSTALL = @$(FIND_PYTHON); "$$python" -m deploy.install $(if $(PYTHON),--remake)
 
-.PHONY: run test test-slow test-routers soak test-gpu check stubs docs clean help
+.PHONY: run test test-slow test-routers soak test-gpu check stubs dashboards docs clean help
 
 run: ## serve on http://127.0.0.1:$(PORT), kvstore and decoder, until Ctrl-C
 	$(INSTALL) decoder $(GPU) && exec $(BIN)/python -m deploy.local
@@ -50,6 +50,9 @@ check: ## ruff, mypy --strict, floors
 
 stubs: ## generate the gRPC stubs beside their sources
 	$(INSTALL) dev && PATH="$(abspath $(BIN)):$$PATH" exec $(BIN)/python proto/build_stubs.py
+
+dashboards: ## write Grafana's dashboards from deploy/grafana/*.py
+	$(INSTALL) decoder test && exec $(BIN)/python -m deploy.grafana
 
 docs: ## write the file tree into README.md
 	$(INSTALL) decoder test && exec $(BIN)/python -m tests.house.file_tree

@@ -128,6 +128,13 @@ class DecoderSettings(ServiceSettings):
         description="benchmark probe on a GPU: resolve moves no bytes, so every answer is WRONG",
     )
 
+    sampled_layers: int = Field(
+        2,
+        ge=0,
+        description="layers whose choices tell what hot buffers of other sizes would miss; 0 = none; "
+        "on a GPU none are sampled",
+    )
+
     max_rows: int = Field(8, ge=1, le=1024, description="choices that run at once")
     max_model_len: int = Field(
         0, ge=0, description="longest prompt + answer, tokens; 0 = the model's own limit"
