@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LOCK = ROOT / "deploy/docker/lock.txt"
 TORCH = "torch==2.13.0"
 """As the commands pin it. Its builds, for CPUs or a CUDA, are one version to pip, so one line serves all."""
-IMAGE_EXTRAS = ("decoder", "gpu", "ucx")
+IMAGE_EXTRAS = ("decoder", "gpu", "ucx", "events")
 
 
 def inputs(root: Path) -> list[str]:

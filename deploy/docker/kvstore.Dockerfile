@@ -1,11 +1,11 @@
 # kvstore: no torch, no GPU, no compiler. Build from the repository's root:
 #   docker build -f deploy/docker/kvstore.Dockerfile -t hotset-kvstore .
-# EXTRAS=ucx adds UCX, by which stores of several nodes fetch from one another: 200 MB (docs/transport.md).
+# EXTRAS: `events` publishes KV events, `ucx` lets stores of several nodes fetch from one another: 200 MB more.
 ARG BASE_IMAGE=python:3.12-slim-bookworm
 
 # An environment with what is needed, then the wheel in it: a change of the sources leaves the first layer as it is.
 FROM ${BASE_IMAGE} AS build
-ARG EXTRAS=
+ARG EXTRAS=events
 WORKDIR /source
 COPY pyproject.toml deploy/docker/requirements.py deploy/docker/lock.txt ./
 RUN python3 requirements.py ${EXTRAS} > wanted.txt \

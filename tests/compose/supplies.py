@@ -145,7 +145,11 @@ def _wheels(cache: Path, torch: str) -> Path:
     if found is None:
         raise CommandFailed("apt-cache policy python3: no version; run apt-get update")
     project = ROOT / "pyproject.toml"
-    wanted = [*shlex.split(torch), *requirements(project, ["decoder"]), *requirements(project, [BUILD])]
+    wanted = [
+        *shlex.split(torch),
+        *requirements(project, ["decoder", "events"]),
+        *requirements(project, [BUILD]),
+    ]
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--only-binary=:all:"]
     command += ["--python-version", found[1], "--constraint", str(LOCK), *wanted]
     recipe = f"{' '.join(command)}\n{LOCK.read_text()}"

@@ -90,7 +90,6 @@ def test_every_variable_is_in_the_example_with_its_default() -> None:
     }
     defaults["HOTSET_MODEL"] = {""}  # stands for "none" in more than one way
     defaults["HOTSET_NODE_ADDRESS"] = {""}  # has none
-    defaults["HOTSET_KVSTORE_EXTRAS"].remove("ucx")  # another with peers
     assert {name: {value} for name, value in _example().items()} == defaults
 
 
