@@ -43,10 +43,10 @@ test-gpu: ## the tests that need an NVIDIA GPU
 	$(INSTALL) decoder gpu test && exec $(BIN)/python -m pytest -m gpu -p tests.gpu.results $(PYTEST_ARGS)
 
 compose-cpu: ## build the images and run everything in containers, on the CPU
-	HOTSET_TORCH="$${HOTSET_TORCH:-$(TORCH)}" exec docker compose up --build
+	exec docker compose up --build
 
 compose-gpu: ## the same on a machine with an NVIDIA GPU and its container toolkit
-	HOTSET_TORCH="$${HOTSET_TORCH:-$(TORCH)}" exec docker compose -f docker-compose.yml -f docker-compose.gpu.yml up --build
+	exec docker compose -f docker-compose.yml -f docker-compose.gpu.yml up --build
 
 compose-test: ## the images and docker-compose.yml on a Docker engine of its own; needs root and Debian
 	$(INSTALL) decoder test && exec $(BIN)/python -m tests.compose $(COMPOSE_ARGS)
