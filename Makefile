@@ -21,10 +21,11 @@ FIND_PYTHON = for python in $(or $(PYTHON),$(BIN)/python python3 python3.13 pyth
   install one, or name it: make PYTHON=/path/to/python3.12" >&2; exit 1; }
 INSTALL = @$(FIND_PYTHON); "$$python" -m deploy.install $(if $(PYTHON),--remake)
 
-.PHONY: run test test-slow soak test-gpu check stubs docs clean help
+.PHONY: run test test-slow soak test-gpu test-browser check stubs docs clean help
 
 run: ## serve on http://127.0.0.1:$(PORT), kvstore and decoder, until Ctrl-C
-	$(INSTALL) decoder $(GPU) && exec $(BIN)/python -m deploy.local
+	$(INSTALL) decoder $(GPU) && exec $(BIN)/hotset serve --port "$$PORT" $${MODEL:+--model "$$MODEL"} \
+	  $(ARGS) --store-args="$$KVSTORE_ARGS"
 
 test: ## everything the fast tests need, then the tests
 	$(INSTALL) decoder gpu ucx test && exec $(BIN)/python -m pytest $(PYTEST_ARGS)
@@ -38,8 +39,12 @@ soak: ## ten minutes of random requests and aborts on tiny pools
 test-gpu: ## the tests that need an NVIDIA GPU
 	$(INSTALL) decoder gpu test && exec $(BIN)/python -m pytest -m gpu -p tests.gpu.results $(PYTEST_ARGS)
 
+test-browser: ## the status page in headless Chromium, which Debian's apt installs if it is missing
+	$(INSTALL) decoder test browser && $(BIN)/python -m tests.browser.debian && \
+	  exec $(BIN)/python -m pytest -m slow tests/browser $(PYTEST_ARGS)
+
 check: ## ruff, mypy --strict, floors
-	$(INSTALL) decoder gpu ucx test dev
+	$(INSTALL) decoder gpu ucx test browser dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
