@@ -25,18 +25,18 @@ IMAGES = Path(__file__).resolve().parents[2] / "docs/images"
 LOAD_SECONDS = 90.0
 """A line of the page holds two minutes; most of it is to be there."""
 PICTURES = {
-    "status.png": (1200, 1000, False, 1.0),
-    "status-dark.png": (1200, 1000, True, 1.0),
-    "status-phone.png": (390, 844, False, 1.5),
+    "status.png": (1200, 900, False, 1.0),
+    "status-dark.png": (1200, 900, True, 1.0),
+    "status-phone.png": (390, 844, False, 1.25),
 }
 """File -> width, height, dark, scale."""
 
 
-def load(server: Server, end: float) -> None:
-    """Streams of real text, more and fewer of them, until `end`."""
+def load(server: Server, ended: threading.Event) -> None:
+    """Streams of real text, more and fewer of them, until told to end."""
     model = str(server.model()["id"])
     prompts = Prompts(server, model, random.randrange(10**6))
-    while time.monotonic() < end:
+    while not ended.is_set():
         count = random.choice((1, 2, 3))
         asked = prompts.take(random.choice((200, 400, 800)), count)
         asyncio.run(ask(server, asked, random.choice((40, 60, 90)), model))
@@ -55,17 +55,19 @@ def main() -> None:
     server = Server.at(parser.parse_args().url)
     IMAGES.mkdir(exist_ok=True)
     for name, (width, height, dark, scale) in PICTURES.items():
-        end = time.monotonic() + LOAD_SECONDS
-        loading = [threading.Thread(target=load, args=(server, end)) for _ in range(2)]
+        ended = threading.Event()
+        loading = [threading.Thread(target=load, args=(server, ended)) for _ in range(2)]
         with chromium(width, height, dark=dark, scale=scale) as driver:
             driver.get(server.url)
             for thread in loading:
                 thread.start()
-            time.sleep(LOAD_SECONDS - 15)
+            time.sleep(LOAD_SECONDS)
+            driver.execute_script("document.getElementById('max-tokens').value = 48")
             driver.find_element(By.ID, "send").click()
             while driver.find_element(By.ID, "stop").is_enabled():
                 time.sleep(0.5)
             picture(driver, IMAGES / name)
+        ended.set()
         for thread in loading:
             thread.join()
         print(f"{name}: {(IMAGES / name).stat().st_size} bytes")

@@ -104,33 +104,38 @@ async def ask(
         body = {"model": model, "prompt": list(prompt), "max_tokens": tokens, "temperature": 0}
         body |= {"stream": True, "ignore_eos": True}
         encoded = json.dumps(body).encode()
-        try:
-            reader, writer = await asyncio.open_connection(
-                server.host, server.port, ssl=server.secure or None
-            )
-        except OSError as error:
-            raise unreachable(server, error) from error
         head = f"POST /v1/completions HTTP/1.1\r\nhost: {server.host}\r\nconnection: close\r\n"
         head += "".join(f"{name}: {value}\r\n" for name, value in server.headers().items())
         head += f"content-type: application/json\r\ncontent-length: {len(encoded)}\r\n\r\n"
-        stream.asked = time.perf_counter()
-        writer.write(head.encode() + encoded)
-        seen = b""
-        while read := await reader.read(65536):
-            now = time.perf_counter()
-            if not stream.pieces:
-                seen += read
-                read = seen if _EVENT in seen else b""
-            stream.pieces += [now] * read.count(_EVENT)
-            if stream.pieces and all(other.pieces for other in streams):
-                begun.set()
-        writer.close()
+        try:
+            seen = await listen(stream, head.encode() + encoded)
+        except OSError as error:
+            raise unreachable(server, error) from error
         ended.set()
         if len(stream.pieces) < tokens // 2:
             first, _, rest = seen.partition(b"\r\n\r\n")
             status = first.split(b" ")[1:2] or [b"none"]
             told = refusal(int(status[0]) if status[0].isdigit() else 0, rest)
             raise InvalidRequest(f"{len(stream.pieces)} pieces instead of {tokens}: {told}")
+
+    async def listen(stream: Stream, request: bytes) -> bytes:
+        """Note when pieces come; what came before the first of them."""
+        reader, writer = await asyncio.open_connection(server.host, server.port, ssl=server.secure or None)
+        try:
+            stream.asked = time.perf_counter()
+            writer.write(request)
+            seen = b""
+            while read := await reader.read(65536):
+                now = time.perf_counter()
+                if not stream.pieces:
+                    seen += read
+                    read = seen if _EVENT in seen else b""
+                stream.pieces += [now] * read.count(_EVENT)
+                if stream.pieces and all(other.pieces for other in streams):
+                    begun.set()
+            return seen
+        finally:
+            writer.close()
 
     async def call_after(event: asyncio.Event, call: Callable[[], Awaitable[None]] | None) -> None:
         await event.wait()
@@ -146,11 +151,13 @@ async def ask(
     watching = [
         asyncio.create_task(call_after(*pair)) for pair in ((begun, when_all_run), (ended, when_one_ends))
     ]
+    asking = [asyncio.create_task(one(*pair)) for pair in zip(streams, prompts, strict=True)]
     try:
-        await asyncio.gather(*(one(*pair) for pair in zip(streams, prompts, strict=True)))
+        await asyncio.gather(*asking)
         if when_one_ends is not None:
             await watching[1]
     finally:
-        for task in (telling, *watching):
+        for task in (telling, *watching, *asking):
             task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)  # the others leave with the one that failed
     return Round(streams)

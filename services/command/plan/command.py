@@ -98,7 +98,7 @@ def _plan(asked: argparse.Namespace, settings: DecoderSettings) -> int:
             f"{format_bytes(machine.gpu_bytes)}, {format_bytes(machine.host_bytes)} of host memory"
         )
         print(table(title, plans))
-        print(assumptions(plans[-1].cost, asked.miss_rate))
+        print(assumptions(plans[-1].cost, settings.budget_tokens, asked.miss_rate))
     return 0 if any(plan.rows_that_fit for plan in plans) else 1
 
 

@@ -42,6 +42,7 @@ class Cost:
 
     mode: Mode
     rows: int
+    row_tokens: int  # that each has on the device
     read_bytes: float  # on the device: weights, chosen KV, the selector's index
     miss_rate: float
     miss_bytes_per_token: float  # over the link
@@ -84,6 +85,7 @@ def cost_of(fit: Fit, model: PlannedModel, settings: DecoderSettings, shape: KvS
     return Cost(
         mode=fit.mode,
         rows=fit.rows,
+        row_tokens=fit.row_tokens,
         read_bytes=read,
         miss_rate=rate,
         miss_bytes_per_token=misses,

@@ -5,6 +5,7 @@ Every byte is counted by the engine's own memory plan; nothing is counted here b
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -49,6 +50,7 @@ class Fit:
     device_bytes: int
     host_bytes: int
     usable_bytes: int
+    card_bytes: int  # of the smallest card on which it would fit
     host_limit: int
     row_tokens: int  # that each row has on the device; of its context in full mode
 
@@ -117,6 +119,7 @@ class Planner:
             device_bytes=needed,
             host_bytes=plan.layout.arena_bytes,
             usable_bytes=usable,
+            card_bytes=math.ceil((needed + self.machine.cuda_bytes) / self.settings.device_memory_share),
             host_limit=self.machine.host_bytes,
             row_tokens=row_tokens,
         )

@@ -67,10 +67,12 @@ def _cost_lines(plans: Sequence[ModePlan]) -> list[tuple[str, list[str]]]:
         return [text.get(number, "-") for number in range(len(costs))]
 
     known = {number: cost for number, cost in enumerate(costs) if cost is not None}
-    held = {n: plans[n].asked.row_tokens if plans[n].asked.fits else 0 for n in known}
     return [
-        ("a step of", each({n: f"{cost.rows:,} rows" for n, cost in known.items()})),
-        ("a row's tokens on the GPU", each({n: f"{held[n]:,}" for n in known if held[n]})),
+        (
+            "a step of",
+            each({n: f"{cost.rows:,} row{'s' if cost.rows > 1 else ''}" for n, cost in known.items()}),
+        ),
+        ("a row's tokens on the GPU", each({n: f"{cost.row_tokens:,}" for n, cost in known.items()})),
         ("read on the GPU", each({n: f"{cost.read_bytes / 1e9:.1f} GB" for n, cost in known.items()})),
         ("misses", each({n: f"{cost.miss_rate:.1%}" for n, cost in known.items()})),
         ("missed bytes a token", each({n: _size(cost.miss_bytes_per_token) for n, cost in known.items()})),
@@ -87,28 +89,26 @@ def _cost_lines(plans: Sequence[ModePlan]) -> list[tuple[str, list[str]]]:
 def advice(plan: ModePlan) -> str:
     """What would fit, where what was asked does not."""
     fit = plan.asked
-    lacks = []
-    ways = []
+    lacks, more = [], []
     if fit.device_bytes > fit.usable_bytes:
-        short = fit.device_bytes - fit.usable_bytes
-        lacks.append(f"{_size(short)} of GPU memory")
+        lacks.append(f"{_size(fit.device_bytes - fit.usable_bytes)} of GPU memory")
+        more.append(f"--gpu-memory {_round_up(fit.card_bytes)}")
     if fit.host_bytes > fit.host_limit:
         lacks.append(f"{_size(fit.host_bytes - fit.host_limit)} of host memory")
-        ways.append(f"--host-memory {_round_up(fit.host_bytes)}")
-    if plan.rows_that_fit:
-        ways.insert(0, f"--rows {plan.rows_that_fit}")
-    if plan.longest_context:
-        ways.insert(0, f"--context {plan.longest_context}")
-    if not ways or fit.device_bytes > fit.usable_bytes:
-        share = (fit.usable_bytes + 0.0) or 1.0
-        ways.append(f"a GPU on which the engine may use {_size(max(fit.device_bytes, share))}")
-    return f"\n{fit.mode} lacks {' and '.join(lacks)}. It would fit with: {'; or '.join(ways)}."
+        more.append(f"--host-memory {_round_up(fit.host_bytes)}")
+    ways = [f"--rows {plan.rows_that_fit}"] if plan.rows_that_fit else []
+    ways += [f"--context {plan.longest_context}"] if plan.longest_context else []
+    ways.append(" and ".join(more))
+    return f"\n{fit.mode} lacks {' and '.join(lacks)}. It would fit with {', or '.join(ways)}."
 
 
-def assumptions(cost: Cost | None, miss_rate: float | None) -> str:
-    """Where the times come from."""
+def assumptions(cost: Cost | None, budget_tokens: int, miss_rate: float | None) -> str:
+    """Where the times come from, and where they are too good."""
     said = "" if miss_rate is not None else f", {MISS_RATE:.0%} misses at twice the budget"
-    return f"\nTimes rest on docs/speed.md (one H200{said}); measure yours with `hotset bench`."
+    lines = [f"\nTimes rest on docs/speed.md (one H200{said}); measure yours with `hotset bench`."]
+    if miss_rate is None and cost is not None and cost.miss_rate and cost.row_tokens < 2 * budget_tokens:
+        lines.append("Here a row has fewer hot slots than that, so more of its choices will miss.")
+    return "\n".join(lines)
 
 
 def _round_up(size: int) -> str:

@@ -69,7 +69,7 @@ async function send(submit) {
     const response = await fetch("/v1/chat/completions", {
       method: "POST", headers: headers(), signal: stopping.signal,
       body: JSON.stringify({
-        model,
+        model, temperature: 0,
         messages: [{ role: "user", content: byId("prompt").value }],
         max_tokens: Number(byId("max-tokens").value), stream: true, stream_options: { include_usage: true },
       }),

@@ -6,7 +6,8 @@ export const POLL_MS = 2000;
 const KEPT = 60;
 export const byId = (id) => document.getElementById(id);
 
-/** The cards: title, what a poll adds to its line, how a value is written, the line's upper end, and what stands below. */
+/** The cards: title, what a poll adds to its line, how a value is written, the line's upper end, whether it stays
+ * where nothing new came, and what stands below. */
 export const CARDS = [
   { title: "Hit rate", of: (grown) => share(grown.hits, grown.chosen), text: percent, top: 1,
     note: (now) => { const all = share(now.hits, now.chosen); return all === null ? "" : `${percent(all)} since the start`; } },
@@ -14,7 +15,7 @@ export const CARDS = [
     note: (now) => { const all = share(now.between, now.tokens); return all === null ? "" : `${milliseconds(all)} since the start`; } },
   { title: "Tokens a second", of: (grown) => grown.generated / grown.seconds, text: (value) => number(value, value < 100 ? 1 : 0),
     note: (now) => (now.generated === null ? "" : `${number(now.generated)} since the start`) },
-  { title: "First token after", of: (grown) => share(grown.first, grown.firsts), text: milliseconds,
+  { title: "First token after", of: (grown) => share(grown.first, grown.firsts), text: milliseconds, held: true,
     note: (now) => { const all = share(now.first, now.firsts); return all === null ? "" : `${milliseconds(all)} since the start`; } },
   { title: "From the host", of: (grown) => grown.bytes / grown.seconds, text: (value) => `${bytes(value)}/s`,
     note: (now) => { const all = share(now.bytes, now.generated); return all === null ? "" : `${bytes(all)} a token so far`; } },
@@ -45,7 +46,8 @@ export function makeCard(card) {
   byId("cards").append(box);
   const values = [];
   return (grown, now) => {
-    if (grown) values.push(card.of(grown));
+    const came = grown ? card.of(grown) : null;
+    if (grown) values.push(came === null && card.held && values.length ? values[values.length - 1] : came);
     if (values.length > KEPT) values.shift();
     const known = values.filter((one) => one !== null);
     const last = values.length ? values[values.length - 1] : null;
@@ -138,6 +140,9 @@ export function showEngines(metrics) {
   byId("engine-rows").replaceChildren(...rows);
 }
 
+/** Where the bars of layers may begin, so that they differ to the eye. */
+const FLOORS = [0.95, 0.9, 0.8, 0.5];
+
 let layersBefore = new Map();
 export function showLayers(metrics) {
   const by = new Map();
@@ -157,7 +162,7 @@ export function showLayers(metrics) {
   layersBefore = by;
   const lowest = recent.reduce((least, one) => (one.rate < least.rate ? one : least));
   const highest = recent.reduce((most, one) => (one.rate > most.rate ? one : most));
-  const floor = lowest.rate >= 0.8 ? 0.8 : 0;
+  const floor = FLOORS.find((one) => lowest.rate > one + (1 - one) / 10) || 0;
   byId("layer-bars").replaceChildren(...recent.map(({ layer, rate }) => {
     const bar = element("div");
     bar.style.height = `${Math.max(0, (100 * (rate - floor)) / (1 - floor))}%`;
