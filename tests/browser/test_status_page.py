@@ -72,7 +72,7 @@ def fill(driver: Chrome, selector: str, value: str) -> None:
 
 
 def complaints(driver: Chrome) -> list[str]:
-    entries = driver.get_log("browser")  # type: ignore[no-untyped-call]  # selenium leaves it untyped
+    entries = driver.execute("getLog", {"type": "browser"})["value"]
     return [entry["message"] for entry in entries if entry["level"] == "SEVERE"]
 
 

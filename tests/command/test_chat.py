@@ -1,4 +1,4 @@
-"""`hotset chat` and `hotset bench` against a live front: conversations, interrupts, refusals, a measured round."""
+"""`hotset chat` and `hotset bench` against a live front: conversations, interrupts, refusals, figures."""
 
 from __future__ import annotations
 

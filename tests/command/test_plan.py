@@ -17,7 +17,6 @@ from services.command.plan.fit import Machine, Mode, Planner
 from services.command.plan.model import PlannedModel, planned_model, spec_of
 from services.contract.errors import SetupError
 from services.contract.layout import ArenaLayout
-from services.decoder.engine.memory_plan import MemoryPlan
 from services.decoder.models.causal_lm import CausalLM
 from services.decoder.models.weights import random_weights
 from services.decoder.settings import DecoderSettings
