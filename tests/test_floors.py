@@ -40,13 +40,10 @@ def test_every_file_keeps_the_habits() -> None:
 @pytest.mark.parametrize(
     ("packages", "extras"),
     [
-        (
-            ("services/contract", "services/kvstore", "services/command/serve"),
-            ("ucx",),
-        ),
-        (("services",), ("decoder", "gpu", "ucx")),
+        (("services/contract", "services/kvstore", "services/command/serve"), ("ucx", "events")),
+        (("services",), ("decoder", "gpu", "ucx", "events")),
     ],
-    ids=["kvstore needs none but its data plane's extra", "the decoder needs two more"],
+    ids=["kvstore needs none but for its data plane and its events", "the decoder needs two more"],
 )
 def test_what_is_imported_is_declared(packages: tuple[str, ...], extras: tuple[str, ...]) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
