@@ -97,6 +97,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except HotsetError as error:
         sys.stderr.write(f"error: {error}\n")
         return REFUSED if isinstance(error, SetupError) else 1
+    except ModuleNotFoundError as error:
+        sys.stderr.write(
+            f"error: {error}; pip install 'hotset[decoder]' torch==2.13.0, or ask `hotset doctor`\n"
+        )
+        return 1
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:

@@ -16,12 +16,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from services.command.doctor.facts import DECODER_PACKAGES, absent
 from services.command.serve.arena_directory import TMPFS, ArenaDirectory
 from services.command.serve.child import Child
 from services.command.serve.console import Console
 from services.command.serve.family import Failure, Family, Stopped
 from services.command.serve.options import Options
 from services.command.serve.probe import is_ready, port_is_free, start_told
+from services.contract.errors import SetupError
 
 MODEL_SECONDS = 3600.0  # a download
 KVSTORE_SECONDS = 120.0
@@ -37,6 +39,8 @@ def run(arguments: Sequence[str]) -> int:
         SetupError: the arguments, the environment or the file are not what they should be.
     """
     options = Options.read(arguments)
+    if lacking := absent(DECODER_PACKAGES):
+        raise SetupError(f"serving needs {', '.join(lacking)}: pip install 'hotset[decoder]' torch==2.13.0")
     if not options.own_store:
         become_decoder(options)
     console = Console()
