@@ -54,11 +54,15 @@ def test_kvstore_runs_from_it_without_an_extra(wheel: Path, tmp_path: Path) -> N
     command = [python, "-m", "services.kvstore", "--help"]
     answer = subprocess.run(command, cwd=tmp_path, env={}, capture_output=True, text=True, check=True)
     assert "--arena-dir" in answer.stdout
-    hotset = [str(venv / "bin/hotset"), "store", "--help"]
-    assert (
-        subprocess.run(hotset, cwd=tmp_path, env={}, capture_output=True, text=True, check=True).stdout
-        == answer.stdout
+    hotset = str(venv / "bin/hotset")
+    same = subprocess.run(
+        [hotset, "store", "--help"], cwd=tmp_path, env={}, capture_output=True, text=True, check=True
     )
+    assert same.stdout == answer.stdout
+    lacks = subprocess.run(
+        [hotset, "plan", "llama"], cwd=tmp_path, env={}, capture_output=True, text=True, check=False
+    )
+    assert (lacks.returncode, "pip install 'hotset[decoder]'" in lacks.stderr) == (1, True)
     for absent in ("torch", "transformers", "fastapi"):
         result = subprocess.run([python, "-c", f"import {absent}"], capture_output=True, check=False)
         assert result.returncode != 0, absent
