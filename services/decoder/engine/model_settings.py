@@ -23,13 +23,24 @@ def settings_for(settings: Settings, spec: ModelSpec) -> Settings:
     Raises:
         SetupError: something was asked for that this model's attention is not, or that hotset cannot do yet.
     """
+    if spec.latent is not None and resolve_device(settings.device).type != "cpu":
+        raise SetupError(
+            f"{spec.config.model_type} models are served on a CPU only so far; run with --device cpu"
+        )
+    return as_the_model_chooses(settings, spec)
+
+
+def as_the_model_chooses(settings: Settings, spec: ModelSpec) -> Settings:
+    """The same on any device.
+
+    Raises:
+        SetupError: something was asked for that this model's attention is not.
+    """
     latent, kind = spec.latent, spec.config.model_type
     if latent is None:
         if settings.selector == "dsa":
             raise SetupError(f"--selector dsa: a {kind} model has no indexer; use quest or everything")
         return settings
-    if resolve_device(settings.device).type != "cpu":
-        raise SetupError(f"{kind} models are served on a CPU only so far; run with --device cpu")
     own: dict[str, object] = {
         "selector": "dsa",
         "block_tokens": 1,
