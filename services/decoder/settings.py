@@ -91,6 +91,11 @@ class DecoderSettings(ServiceSettings):
         False,
         description="benchmark probe on a GPU: resolve moves no bytes, so every answer is WRONG",
     )
+    record_selections: Path | None = Field(
+        None,
+        description="file, begun anew, that notes which blocks each decode step chose (docs/selections.md); "
+        "on a GPU it needs decode_graphs off and costs speed: every layer waits until its ids are read back",
+    )
 
     max_rows: int = Field(8, ge=1, le=1024, description="choices that run at once")
     max_model_len: int = Field(
