@@ -53,9 +53,10 @@ class DecoderSettings(ServiceSettings):
     kv_mode: Literal["tiered", "full"] = Field(
         "tiered", description="tiered: a hot buffer over the arena; full: all KV on the device"
     )
-    selector: Literal["quest", "everything", "dsa"] = Field(
+    selector: Literal["quest", "everything", "dsa", "nsa", "block_index"] = Field(
         "quest",
-        description="what chooses blocks in decode; models with an indexer of their own choose by it (dsa)",
+        description="what chooses blocks in decode; models that choose by themselves (dsa, nsa, block_index) "
+        "do so",
     )
     quest_sharing: Literal["kv_head", "layer"] = Field(
         "kv_head", description="each KV head chooses for itself, or one choice for the whole layer"

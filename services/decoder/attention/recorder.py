@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from services.decoder.attention.block_selector import BlockChoice, BlockInput, BlockSelector
 from services.decoder.attention.selection_file import SelectionWriter
 from services.decoder.attention.selector import Selector, TokenSelector
 from services.decoder.kernels.choose_tokens import IndexQuery
@@ -59,6 +60,31 @@ class RecordedTokens:
     def rank(self, chunk: PrefillChunk, index: IndexQuery) -> Tensor:
         """The selector's."""
         return self._selector.rank(chunk, index)
+
+
+class RecordedBlocks:
+    """A BlockSelector and its notes; prefill's choices are not noted."""
+
+    def __init__(self, selector: BlockSelector, layer: int, writer: SelectionWriter) -> None:
+        self._selector, self._layer, self._writer = selector, layer, writer
+
+    def fill(self, chunk: PrefillChunk, found: BlockInput) -> None:
+        """The selector's."""
+        self._selector.fill(chunk, found)
+
+    def observe(self, batch: DecodeBatch, found: BlockInput) -> None:
+        """The selector's."""
+        self._selector.observe(batch, found)
+
+    def select(self, batch: DecodeBatch, found: BlockInput) -> BlockChoice:
+        """The selector's choice, noted."""
+        choice = self._selector.select(batch, found)
+        note(self._writer, self._layer, batch, choice.blocks.flatten(0, 1))
+        return choice
+
+    def rank(self, chunk: PrefillChunk, found: BlockInput) -> BlockChoice:
+        """The selector's."""
+        return self._selector.rank(chunk, found)
 
 
 def note(writer: SelectionWriter, layer: int, batch: DecodeBatch, selected: Tensor) -> None:

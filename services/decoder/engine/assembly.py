@@ -19,6 +19,7 @@ from services.decoder.attention.quest import Quest
 from services.decoder.attention.recorder import Recorded, RecordedTokens
 from services.decoder.attention.selection_file import FileHeader, SelectionWriter
 from services.decoder.attention.selector import Selector, TokenSelector
+from services.decoder.engine.block_assembly import block_heart
 from services.decoder.engine.capacity_book import CapacityBook
 from services.decoder.engine.decode_graphs import DecodeGraphs
 from services.decoder.engine.device_sampler import DeviceSampler
@@ -85,6 +86,9 @@ def assemble(
             choosing = {layer: RecordedTokens(own, layer, writer) for layer, own in choosing.items()}
         latent_heart = LatentHeart(kernels, shape, residence, choosing)
         return Runner(model, shape, tables, residence, keys, latent_heart, HostDraw(), None)
+    if model.spec.blocks is not None:
+        found = block_heart(plan, model.spec.blocks, arena, kernels, residence, writer, device)
+        return Runner(model, shape, tables, residence, found[1], found[0], HostDraw(), None)
     bounds = None
     if plan.sparse_layers:
         bounds = BoundsIndex(arena, shape, plan.device_pages, plan.sparse_layers, device)
