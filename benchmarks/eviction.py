@@ -1,7 +1,7 @@
 """Eviction policies, replayed: what would have missed, had the hot buffer evicted otherwise.
 
 Knows blocks by number and steps; no bytes. Every policy obeys the hot buffer's rules: what a step chose and
-the open block are there when the step ends, so they are no victims of it, and the open block is never fetched.
+the open block are there when the step ends, so they are no victims of it; the open block is never fetched.
 """
 
 from __future__ import annotations

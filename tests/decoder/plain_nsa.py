@@ -1,7 +1,7 @@
 """NSA by its formulas over a whole sequence, with dense masks: the tests' oracle.
 
-Runs inside transformers' own Llama layers, behind its attention interface. Nothing of hotset's attention is used
-but the weights of its module.
+Runs inside transformers' own Llama layers, behind its attention interface. Nothing of hotset's attention is
+used but the weights of its module.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ def attend(
             mine = query[head : head + heads // key.shape[0]]
             small_key, small_value = (
                 (side[: count * tokens].view(count, tokens, dim) * weight.view(1, tokens, 1)).sum(1)
-                for side, weight in zip((key[group], value[group]), module.compress_weights[:, group], strict=True)
+                for side, weight in zip(
+                    (key[group], value[group]), module.compress_weights[:, group], strict=True
+                )
             )
             shares = softmax(mine @ small_key.t() * module.scaling, complete)  # [heads of it, T, entries]
             picked = torch.zeros(length, length, dtype=torch.bool)

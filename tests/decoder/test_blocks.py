@@ -28,7 +28,7 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def chosen_in(file: Path) -> dict[tuple[int, int, int], list[int]]:
-    """What an engine's recorder noted of row 0, by layer, position and KV head, in the order of the choice."""
+    """What an engine's recorder noted of row 0, by layer, position and KV head, in order."""
     return {
         (frame.layer, int(frame.positions[0]), group): [block for block in blocks if block >= 0]
         for frame in read_frames(file)
@@ -49,7 +49,9 @@ def test_tokens_and_choices_are_the_oracles(path: Path, tmp_path: Path, mode: st
     assert len(set(one.generated)) > 8, "an answer that says one thing proves nothing"
     own = chosen_in(file)
     layers = engine.plan.index_layers
-    assert own.keys() == {(layer, at, group) for layer in layers for at in range(150, 213) for group in (0, 1)}
+    assert own.keys() == {
+        (layer, at, group) for layer in layers for at in range(150, 213) for group in (0, 1)
+    }
     assert all(set(own[place]) == expected[place] for place in own)
     assert len({frozenset(blocks) for blocks in own.values()}) > 50, "everybody chose alike"
 
@@ -106,8 +108,16 @@ def test_their_settings_are_their_own(path: Path) -> None:
     assert blocks is not None
     assert (plan.settings.selector, plan.shape.block_tokens) == (blocks.selector, 8)
     assert plan.sparse_layers == plan.shape.layers - blocks.dense_layers == len(plan.index_layers) == 3
-    for name, value in (("selector", "quest"), ("block_tokens", 16), ("budget_tokens", 72), ("dense_layers", 2)):
-        with pytest.raises(SetupError, match=rf"--{name.replace('_', '-')} {value}: a \w+ model itself chooses, \d blocks of 8"):
+    for name, value in (
+        ("selector", "quest"),
+        ("block_tokens", 16),
+        ("budget_tokens", 96),
+        ("dense_layers", 2),
+    ):
+        with pytest.raises(
+            SetupError,
+            match=rf"--{name.replace('_', '-')} {value}: a \w+ model itself chooses, \d blocks of 8",
+        ):
             engine_of(path, tight=False, **{name: value})
 
 

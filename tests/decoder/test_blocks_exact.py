@@ -1,4 +1,4 @@
-"""Where the records of models that choose blocks lie changes nothing: `tiered` is `full`, after pauses too."""
+"""Where records of models that choose blocks lie changes nothing: `tiered` is `full`, pauses or not."""
 
 from __future__ import annotations
 
@@ -40,11 +40,12 @@ def check_tiered_is_full(model: CausalLM, batch: int, tokens: int) -> None:
     def asked() -> list[Sequence]:
         return [ask(str(i), prompt_of(length, i), tokens) for i, length in enumerate(LENGTHS[:batch])]
 
-    # Dense layers stay whole, so the buffer is sized by what the sparse ones need.
-    tiered, ours, recording = engine_of(model, max_rows=batch), asked(), Recording()
+    # Prompts that are soon done, so that all rows decode together and none has another one's slots.
+    soon: dict[str, object] = {"max_rows": batch, "max_step_tokens": 512}
+    tiered, ours, recording = engine_of(model, **soon), asked(), Recording()
     recording.attach(tiered, ours)
     tiered.generate(ours)
-    full, theirs = engine_of(model, max_rows=batch, kv_mode="full"), asked()
+    full, theirs = engine_of(model, kv_mode="full", **soon), asked()
     recording.replay(full.runner, theirs)
 
     assert [one.generated for one in ours] == [one.generated for one in theirs]
@@ -56,16 +57,17 @@ def check_tiered_is_full(model: CausalLM, batch: int, tokens: int) -> None:
     check(tiered)
 
 
-@pytest.mark.parametrize("batch", [1, 3, 8])
+@pytest.mark.parametrize("batch", [1, 3, pytest.param(8, marks=pytest.mark.slow)])
 def test_tiered_equals_full(model: CausalLM, batch: int) -> None:
     check_tiered_is_full(model, batch, 24)
 
 
+@pytest.mark.slow
 def test_tiered_equals_full_in_bf16(path: Path) -> None:
     check_tiered_is_full(CausalLM(ModelSpec.read(path), torch.bfloat16, torch.device("cpu")), 3, 24)
 
 
-@pytest.mark.parametrize("mode", ["tiered", "full"])
+@pytest.mark.parametrize("mode", ["tiered", pytest.param("full", marks=pytest.mark.slow)])
 def test_a_found_prefix_gives_the_same_tokens(model: CausalLM, mode: str) -> None:
     """Of a prompt, and of an answer: the index of both comes back with the records."""
     engine = engine_of(model, kv_mode=mode, tight=False)
@@ -96,18 +98,19 @@ def parked_and_resumed(model: CausalLM, mode: str, after: int) -> tuple[Sequence
     return parked, watch
 
 
-@pytest.mark.parametrize("mode", ["tiered", "full"])
+@pytest.mark.parametrize("mode", ["tiered", pytest.param("full", marks=pytest.mark.slow)])
 def test_parked_anywhere_and_resumed(model: CausalLM, mode: str) -> None:
     """Inside an entry, a block and a page, and at their edges: tokens, records and index are undisturbed."""
     engine, alone = engine_of(model, kv_mode=mode, tight=False, max_rows=1), ask("alone", PROMPT, TOKENS)
     watch = Watch(engine, alone)
     engine.generate([alone])
-    for after in (1, 2, 4, 43):
+    for after in (2, 43):
         parked, seen = parked_and_resumed(model, mode, after)
         assert parked.generated == alone.generated
         assert all(torch.equal(*pair) for pair in zip(seen.bytes(), watch.bytes(), strict=True))
 
 
+@pytest.mark.slow
 def test_short_of_host_pages_an_answer_is_replayed(model: CausalLM) -> None:
     """Two answers and pages for less: one gives its own back, finds its prompt again and decodes anew."""
     shape = engine_of(model).plan.shape

@@ -1,7 +1,7 @@
 """MiniMax-M3's choice: blocks by their best token, scored by index keys that all heads share.
 
-One index head a KV head. A block's score is the largest dot product of the index query with its index keys; the
-token's own block is always chosen. Index keys never leave the device.
+One index head a KV head. A block's score is the largest dot product of the index query with its index keys;
+the token's own block is always chosen. Index keys never leave the device.
 """
 
 from __future__ import annotations
@@ -64,7 +64,9 @@ class BlockIndex:
         parts = []
         for first in range(0, blocks, _BLOCKS_AT_ONCE):
             block = torch.arange(first, min(first + _BLOCKS_AT_ONCE, blocks))
-            own = pages[block // self._blocks_per_page] * self._blocks_per_page + block % self._blocks_per_page
+            own = (
+                pages[block // self._blocks_per_page] * self._blocks_per_page + block % self._blocks_per_page
+            )
             places = (own.unsqueeze(1) * self._block_tokens + torch.arange(self._block_tokens)).flatten()
             scores = torch.einsum("thd,nd->thn", query.float(), self._device.index_select(0, places).float())
             token = first * self._block_tokens + torch.arange(places.shape[0])

@@ -1,4 +1,4 @@
-"""What chooses blocks in models that bring a choice of their own, for prefill's tokens as well as for decode rows.
+"""What chooses blocks in models that bring a choice of their own, in prefill as well as in decode.
 
 Knows what such a model hands over for its tokens. NSA (nsa.py) looks at queries, keys and values themselves,
 MiniMax-M3 (block_index.py) at index queries and keys beside them.

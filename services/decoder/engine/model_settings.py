@@ -5,7 +5,6 @@ Knows settings and the model's sizes. What an operator said and the model does n
 
 from __future__ import annotations
 
-
 import math
 from typing import TypeVar
 

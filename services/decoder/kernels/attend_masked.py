@@ -1,4 +1,4 @@
-"""attend_masked: prefill's attention over a part of what its queries may see, where each sees blocks of its own.
+"""attend_masked: prefill's attention over a part, where each query sees blocks of its own.
 
 Knows keys, values and who sees what, by KV head; not who chose it. What is computed in vain costs less than
 gathering each query's own records.

@@ -1,7 +1,7 @@
 """Models that choose blocks by themselves, between transformers' attention and hotset's.
 
-Knows what NSA and MiniMax-M3 hand to the attention interface; not who attends. M3's indexer makes index queries and
-keys and leaves the choice to us: its attention module passes on whatever its indexer returns.
+Knows what NSA and MiniMax-M3 hand to the attention interface; not who attends. M3's indexer makes index
+queries and keys and leaves the choice to us: its attention module passes on whatever its indexer returns.
 """
 
 from __future__ import annotations

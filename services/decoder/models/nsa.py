@@ -1,4 +1,4 @@
-"""Native sparse attention as a model: Llama's layers whose attention has three gated branches (arXiv 2502.11089).
+"""Native sparse attention as a model: Llama's layers with three gated branches (arXiv 2502.11089).
 
 An architecture of our own, `nsa`: no checkpoint of transformers has it. Every branch reads the same keys and
 values. Knows weights and what is handed to the attention; not how blocks are chosen or where they lie.
