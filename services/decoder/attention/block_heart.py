@@ -2,7 +2,8 @@
 
 The five lines of heart.py around a BlockSelector. Layers without one are dense and heart.py's. A sliding
 window is a second reading of the same records: its blocks are resolved in every step, so they are never
-victims and stay. Knows a layer's number and its queries, keys and values; how branches are weighed is the model's.
+victims and stay. Knows a layer's number and its queries, keys and values; how branches are weighed is the
+model's.
 """
 
 from __future__ import annotations
