@@ -96,7 +96,7 @@ def test_blocks_of_64_are_counted_by_head(tmp_path: Path) -> None:
                 _, _, fetched, found, _ = lane.step([*own, *window], at // 64)
                 hits, misses = hits + found, misses + len(fetched)
         counters = engine.counters()[layer]
-        assert (counters[Counter.HITS], counters[Counter.MISSES]) == (hits, misses)
+        assert [int(counters[each]) for each in (Counter.HITS, Counter.MISSES)] == [hits, misses]
         assert counters[Counter.CHOSEN] == hits + misses
         assert counters[Counter.FETCHED_BYTES] == misses * 64 * 2 * 16 * 4
         assert misses > 20

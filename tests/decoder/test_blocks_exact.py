@@ -41,11 +41,10 @@ def check_tiered_is_full(model: CausalLM, batch: int, tokens: int) -> None:
         return [ask(str(i), prompt_of(length, i), tokens) for i, length in enumerate(LENGTHS[:batch])]
 
     # Prompts that are soon done, so that all rows decode together and none has another one's slots.
-    soon: dict[str, object] = {"max_rows": batch, "max_step_tokens": 512}
-    tiered, ours, recording = engine_of(model, **soon), asked(), Recording()
+    tiered, ours, recording = engine_of(model, max_rows=batch, max_step_tokens=512), asked(), Recording()
     recording.attach(tiered, ours)
     tiered.generate(ours)
-    full, theirs = engine_of(model, kv_mode="full", **soon), asked()
+    full, theirs = engine_of(model, kv_mode="full", max_rows=batch, max_step_tokens=512), asked()
     recording.replay(full.runner, theirs)
 
     assert [one.generated for one in ours] == [one.generated for one in theirs]

@@ -71,5 +71,5 @@ class BlockIndex:
             scores = torch.einsum("thd,nd->thn", query.float(), self._device.index_select(0, places).float())
             token = first * self._block_tokens + torch.arange(places.shape[0])
             scores.masked_fill_((token > position.unsqueeze(1)).unsqueeze(1), float("-inf"))
-            parts.append(scores.unflatten(2, (-1, self._block_tokens)).amax(3))
+            parts.append(scores.view(*scores.shape[:2], -1, self._block_tokens).amax(3))
         return top_blocks(torch.cat(parts, 2), position // self._block_tokens, self._top_k)

@@ -39,7 +39,7 @@ class Nsa:
         assert found.weight is not None
         sides = torch.stack([found.key, found.value], dim=1)  # [T, 2, kv_heads, head_dim]
         sides = pad(sides, (0, 0, 0, 0, 0, 0, 0, -sides.shape[0] % self._tokens))
-        runs = sides.unflatten(0, (-1, self._tokens))
+        runs = sides.view(-1, self._tokens, *sides.shape[1:])
         made = torch.einsum("ntegd,egt->negd", runs, found.weight)
         places = chunk.index_blocks.unsqueeze(1) * self._each + torch.arange(self._each)
         self._device.index_copy_(0, places.flatten()[: made.shape[0]], made.to(self._device.dtype))
@@ -90,6 +90,6 @@ class Nsa:
         # An entry that is not seen may hold another request's numbers: not even zero times those.
         safe = value.masked_fill(~seen.any(0).view(-1, 1, 1), 0)
         beside = torch.einsum("tghn,ngd->tghd", share, safe).flatten(1, 2).to(query.dtype)
-        of_blocks = share.sum(2).unflatten(2, (-1, self._each)).sum(3)  # [T, kv_heads, blocks]
+        of_blocks = share.sum(2).view(*share.shape[:2], -1, self._each).sum(3)  # [T, kv_heads, blocks]
         chosen = top_blocks(of_blocks, position // self._block_tokens, self._top_k)
         return BlockChoice(chosen, beside)

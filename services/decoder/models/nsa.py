@@ -6,8 +6,6 @@ values. Knows weights and what is handed to the attention; not how blocks are ch
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
@@ -16,7 +14,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention
 BRANCHES = 3  # of chosen blocks, of compressed entries, of the window: the order of a token's gates
 
 
-class NsaConfig(LlamaConfig):
+class NsaConfig(LlamaConfig):  # type: ignore[no-untyped-call]  # transformers leaves it untyped
     """Llama's, and what is chosen."""
 
     model_type = "nsa"
@@ -32,9 +30,10 @@ class NsaAttention(LlamaAttention):
     def __init__(self, config: NsaConfig, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
         heads, tokens = config.num_attention_heads, config.nsa_compress_tokens
+        kv_heads = config.num_key_value_heads or heads
         self.branch_gates = nn.Linear(config.hidden_size, BRANCHES * heads)
         # Of keys and of values, by KV head and token of an entry; it begins as a mean.
-        self.compress_weights = nn.Parameter(torch.full((2, config.num_key_value_heads, tokens), 1 / tokens))
+        self.compress_weights = nn.Parameter(torch.full((2, kv_heads, tokens), 1 / tokens))
 
     def forward(self, hidden_states: Tensor, **more: object) -> tuple[Tensor, Tensor | None]:
         """Llama's, with the gates for whoever attends: `[1, tokens, branches * heads]`."""
@@ -43,16 +42,16 @@ class NsaAttention(LlamaAttention):
         return found
 
 
-class NsaForCausalLM(LlamaForCausalLM):
+class NsaForCausalLM(LlamaForCausalLM):  # type: ignore[no-untyped-call]  # transformers leaves it untyped
     """Llama around NsaAttention."""
 
-    config_class: ClassVar[type[NsaConfig]] = NsaConfig
+    config_class = NsaConfig
 
     def __init__(self, config: NsaConfig) -> None:
         super().__init__(config)
         for number, layer in enumerate(self.model.layers):
             layer.self_attn = NsaAttention(config, number)
-        self.post_init()
+        self.post_init()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
 
 
 def register() -> None:
