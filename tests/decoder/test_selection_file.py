@@ -23,6 +23,7 @@ from services.decoder.attention.selection_file import (
 )
 from services.decoder.engine.offline import OfflineEngine
 from services.decoder.engine.sequence import Sampling, Sequence
+from services.decoder.engine.settings import EngineSettings
 from services.decoder.kernels.counter import Counter
 from services.decoder.models.causal_lm import CausalLM
 from services.decoder.models.spec import ModelSpec
@@ -135,6 +136,14 @@ def test_an_engine_notes_what_it_chose(tmp_path: Path) -> None:
             sum(int(misses(stream, POLICIES["lru"], 9).sum()) for stream in streams)
             == counters[layer, Counter.MISSES]
         )
+
+
+def test_each_engine_has_its_own_file(tmp_path: Path) -> None:
+    said = {"model": "unused", "engine_socket": "unused", "record_selections": tmp_path / "x.sel"}
+    files = [
+        EngineSettings.model_validate(said | {"engine_index": index}).selections_file for index in (0, 1)
+    ]
+    assert files == [tmp_path / "x.sel", tmp_path / "x.sel.1"]
 
 
 def test_only_layers_that_choose_are_noted(tmp_path: Path) -> None:

@@ -159,7 +159,7 @@ def selection_writer(plan: MemoryPlan, device: torch.device) -> SelectionWriter 
     Raises:
         SetupError: it cannot be made, or decode steps run as graphs, in which nothing can be noted.
     """
-    path = plan.settings.record_selections
+    path = plan.settings.selections_file
     if path is None:
         return None
     if device.type == "cuda" and plan.settings.decode_graphs:
