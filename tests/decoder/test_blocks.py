@@ -36,7 +36,7 @@ def chosen_in(file: Path) -> dict[tuple[int, int, int], list[int]]:
     }
 
 
-@pytest.mark.parametrize("mode", ["full", "tiered"])
+@pytest.mark.parametrize("mode", [pytest.param("full", marks=pytest.mark.slow), "tiered"])
 def test_tokens_and_choices_are_the_oracles(path: Path, tmp_path: Path, mode: str) -> None:
     """Chunks over windows of history, then 64 tokens far past the budget: every layer, step and KV head."""
     file = tmp_path / "chosen.sel"
