@@ -28,7 +28,8 @@ class BlockIndex:
         """Stand on the layer's `entries` and choose `top_k` blocks a KV head at most."""
         self._block_tokens = shape.block_tokens
         key = (-1, shape.index_dim // shape.block_tokens)
-        self._device, self._arena = entries.device.view(key), entries.arena.view(key)
+        self._device = entries.device.view(key)
+        self._arena = None if entries.arena is None else entries.arena.view(key)
         self._blocks_per_page = shape.blocks_per_page
         self._top_k = top_k
 
@@ -42,7 +43,8 @@ class BlockIndex:
         offset = batch.position % self._block_tokens
         key = found.key.squeeze(1)
         self._device.index_copy_(0, batch.index_block * self._block_tokens + offset, key)
-        self._arena.index_copy_(0, batch.host_index_block * self._block_tokens + offset, key)
+        if self._arena is not None:  # else written with the whole step's, by PagedIndex
+            self._arena.index_copy_(0, batch.host_index_block * self._block_tokens + offset, key)
 
     def select(self, batch: DecodeBatch, found: BlockInput) -> BlockChoice:
         """A row at a time, so that who decodes beside it changes nothing."""

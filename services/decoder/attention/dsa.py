@@ -31,7 +31,8 @@ class Dsa:
     def observe(self, batch: DecodeBatch, key: Tensor) -> None:
         """Take in a decode step's index keys, `[rows, index_dim]`, on the device and in the arena."""
         self._keys.device.index_copy_(0, batch.index_block, key)
-        self._keys.arena.index_copy_(0, batch.host_index_block, key)
+        if self._keys.arena is not None:
+            self._keys.arena.index_copy_(0, batch.host_index_block, key)
 
     def select(self, batch: DecodeBatch, index: IndexQuery) -> Tensor:
         """The choice of each row's newest token, who is observed: `[rows, top_k]` int32 tokens, -1 = none."""

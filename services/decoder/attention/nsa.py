@@ -26,7 +26,8 @@ class Nsa:
     def __init__(self, entries: Entries, shape: KvShape, top_k: int, compress_tokens: int) -> None:
         """Stand on the layer's `entries` and choose `top_k` blocks a KV head at most."""
         entry = (-1, 2, shape.kv_heads, shape.head_dim)
-        self._device, self._arena = entries.device.view(entry), entries.arena.view(entry)
+        self._device = entries.device.view(entry)
+        self._arena = None if entries.arena is None else entries.arena.view(entry)
         self._blocks_per_page = shape.blocks_per_page
         self._block_tokens = shape.block_tokens
         self._top_k = top_k
@@ -56,7 +57,8 @@ class Nsa:
         before = self._device.index_select(0, place).masked_fill(inside.view(-1, 1, 1, 1) == 0, 0)
         now = (before + added).to(self._device.dtype)
         self._device.index_copy_(0, place, now)
-        self._arena.index_copy_(0, batch.host_index_block * self._each + entry, now)
+        if self._arena is not None:  # else written with the whole step's, by PagedIndex
+            self._arena.index_copy_(0, batch.host_index_block * self._each + entry, now)
 
     def select(self, batch: DecodeBatch, found: BlockInput) -> BlockChoice:
         """A row at a time, so that who decodes beside it changes nothing."""

@@ -40,10 +40,14 @@ from services.decoder.kv.full import Full
 from services.decoder.kv.history import Window
 from services.decoder.kv.hot_buffer import HotBuffer
 from services.decoder.kv.paged_index import PagedIndex
+from services.decoder.kv.remote_arena import RemoteArena
+from services.decoder.kv.remote_path import RemotePath
+from services.decoder.kv.remote_tiered import RemoteTiered
 from services.decoder.kv.residence import Residence
 from services.decoder.kv.row_tables import RowTables
 from services.decoder.kv.tiered import Tiered
 from services.decoder.models.causal_lm import CausalLM
+from services.decoder.settings import DecoderSettings
 
 _LEAST_CAPABILITY = (8, 0)  # bfloat16 on tensor cores, copies into shared memory that nobody waits for
 
@@ -54,7 +58,7 @@ WrapTokens = Callable[[int, TokenSelector], TokenSelector]
 def assemble(
     plan: MemoryPlan,
     model: CausalLM,
-    arena: ArenaMap,
+    arena: ArenaMap | RemoteArena,
     device: torch.device,
     wrap: Wrap = lambda layer, selector: selector,
     wrap_tokens: WrapTokens = lambda layer, selector: selector,
@@ -69,7 +73,11 @@ def assemble(
     writer = selection_writer(plan, device)
     tables = RowTables(settings.max_rows, plan.max_pages, device)
     residence: Residence
-    if settings.kv_mode == "tiered":
+    if isinstance(arena, RemoteArena):
+        hot = HotBuffer(shape, settings.max_rows, plan.max_blocks, plan.hot_classes, device)
+        remote_path = RemotePath(kernels, arena, shape, settings.whole_window_tokens, device)
+        residence = RemoteTiered(kernels, arena, hot, tables, remote_path)
+    elif settings.kv_mode == "tiered":
         hot = HotBuffer(shape, settings.max_rows, plan.max_blocks, plan.hot_classes, device)
         residence = Tiered(kernels, arena, hot, tables, arena_path(plan, kernels, arena, device, reads=True))
     else:
@@ -139,6 +147,19 @@ def check_device(device: torch.device) -> None:
     for module in ("cuda.core", "cuda.bindings"):
         if importlib.util.find_spec(module) is None:
             raise SetupError(f"{device} needs {module}: pip install 'hotset[gpu]', or run with --device cpu")
+
+
+def check_access(settings: DecoderSettings, device: torch.device) -> None:
+    """See that the arena can be reached as the settings say.
+
+    Raises:
+        SetupError: a GPU's kernels fetch by themselves, which only a mapped arena allows.
+    """
+    if settings.store_access == "remote" and device.type != "cpu":
+        raise SetupError(
+            f"--store-access remote decodes on a CPU only so far, not on {device}; run with --device cpu, "
+            "or beside a kvstore on this node with --store-access mapped"
+        )
 
 
 def step_kernels(plan: MemoryPlan, device: torch.device) -> StepKernels:

@@ -18,6 +18,7 @@ from services.decoder.engine.memory_plan import MemoryPlan
 from services.decoder.kernels.step_kernels import StepKernels
 from services.decoder.kv.arena_map import ArenaMap
 from services.decoder.kv.paged_index import Entries, PagedIndex
+from services.decoder.kv.remote_arena import RemoteArena
 from services.decoder.kv.residence import Residence
 from services.decoder.kv.shape import KvShape
 from services.decoder.models.block_spec import BlockSpec
@@ -26,7 +27,7 @@ from services.decoder.models.block_spec import BlockSpec
 def block_heart(
     plan: MemoryPlan,
     spec: BlockSpec,
-    arena: ArenaMap,
+    arena: ArenaMap | RemoteArena,
     kernels: StepKernels,
     residence: Residence,
     writer: SelectionWriter | None,

@@ -17,6 +17,8 @@ def resolve(
 ) -> Assignment:
     """Assign slots and copy the misses; when it returns, every returned slot holds its block.
 
+    Where the layer's arena is out of reach nothing is copied, and the caller brings what misses.
+
     Args:
         layer: the layer's tables and bytes.
         lanes: [n] int64, distinct.
@@ -26,7 +28,7 @@ def resolve(
     """
     result = assign(layer.tables, lanes, selected, open_block)
     misses = result.miss_block.shape[0]
-    if misses:
+    if misses and layer.arena is not None:
         source = host_blocks[result.miss_lane, result.miss_block]
         layer.pool.index_copy_(0, result.miss_slot, layer.arena.index_select(0, source))
     counters = layer.counters

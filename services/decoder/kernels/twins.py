@@ -68,7 +68,7 @@ class Twins:
         key: Tensor,
         value: Tensor,
         pool: Tensor,
-        arena: Tensor,
+        arena: Tensor | None,
         bounds: BlockBounds | None,
     ) -> None:
         """Records on both sides, then the bounds."""
@@ -81,13 +81,13 @@ class Twins:
             records,
             pool.view(-1, records.shape[1]),
             opened * batch.block_tokens + batch.lane_offset,
-            arena.view(-1, records.shape[1]),
+            None if arena is None else arena.view(-1, records.shape[1]),
             batch.host_record,
         )
         if bounds is not None:
             device = bounds.device.flatten(0, 1)
             append_bounds(device, key, batch.index_block, batch.fresh)
-            if batch.filled is not None:
+            if bounds.arena is not None and batch.filled is not None:
                 full = device.index_select(0, batch.index_block[batch.filled])
                 bounds.arena.flatten(0, 1).index_copy_(0, batch.host_index_block[batch.filled], full)
 

@@ -130,6 +130,9 @@ class Full:
         """The arena has it all."""
         self._path.finish()
 
+    def settle(self) -> None:
+        """Nothing to do: it was written through at once."""
+
     def hot_slots(self) -> SlotCount:
         """There is no hot buffer."""
         return SlotCount(0, 0)

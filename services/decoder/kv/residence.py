@@ -81,6 +81,12 @@ class Residence(Protocol):
     def finish(self) -> None:
         """The layers of the step's chunks are done."""
 
+    def settle(self) -> None:
+        """The step has computed all it will: what it wrote is in the arena, and others may read it.
+
+        Of a GPU: once the step is done there. Before that no page of the step is sealed, and no row seated.
+        """
+
     def hot_slots(self) -> SlotCount:
         """Hot slots there are, and how many lanes own."""
 

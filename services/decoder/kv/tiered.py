@@ -29,8 +29,9 @@ class Tiered:
     """The Residence of DESIGN section 3."""
 
     def __init__(
-        self, kernels: StepKernels, arena: ArenaMap, hot: HotBuffer, tables: RowTables, path: ArenaPath
+        self, kernels: StepKernels, arena: ArenaMap | None, hot: HotBuffer, tables: RowTables, path: ArenaPath
     ) -> None:
+        """Without an arena in reach, remote_tiered.py brings the bytes."""
         shape = hot.shape
         self.hot = hot
         self._kernels = kernels
@@ -40,7 +41,12 @@ class Tiered:
         device = tables.host_pages.device
         self.counters = torch.zeros(shape.layers, len(Counter), dtype=torch.int64, device=device)
         self._layers = [
-            LayerStore(hot.tables[layer], hot.pools[layer], arena.kv_blocks(layer), self.counters[layer])
+            LayerStore(
+                hot.tables[layer],
+                hot.pools[layer],
+                None if arena is None else arena.kv_blocks(layer),
+                self.counters[layer],
+            )
             for layer in range(shape.layers)
         ]
 
@@ -53,8 +59,9 @@ class Tiered:
         page, in_page = divmod(opened, shape.blocks_per_page)
         pages = self._tables.host_pages[row : row + 1, page : page + 1]
         home = blocks_of(pages, shape.groups, shape.blocks_per_page)[0, :, in_page]
-        for store, opened_slots in zip(self._layers, self.hot.open_slots(row), strict=True):
-            block = store.arena.index_select(0, home).view(shape.groups, shape.block_tokens, -1)
+        places = zip(self._layers, self.hot.open_slots(row), self._open_blocks(home), strict=True)
+        for store, opened_slots, found in places:
+            block = found.view(shape.groups, shape.block_tokens, -1)
             block[:, filled:].zero_()  # whatever an earlier owner of the page left there
             store.pool.index_copy_(0, opened_slots, block.view(shape.groups, -1))
 
@@ -114,6 +121,9 @@ class Tiered:
         """The arena has it all."""
         self._path.finish()
 
+    def settle(self) -> None:
+        """Nothing to do: it was written through at once."""
+
     def hot_slots(self) -> SlotCount:
         """Of the hot buffer."""
         return SlotCount(self.hot.slots_total, self.hot.slots_used)
@@ -121,3 +131,9 @@ class Tiered:
     def check_integrity(self) -> None:
         """The hot buffer's."""
         self.hot.check_integrity()
+
+    def _open_blocks(self, home: Tensor) -> Iterator[Tensor]:
+        """By layer, a copy of blocks `[groups]` int64 of the arena: [groups, block elements]."""
+        for store in self._layers:
+            assert store.arena is not None, "in reach"
+            yield store.arena.index_select(0, home)

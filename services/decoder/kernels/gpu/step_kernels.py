@@ -103,7 +103,7 @@ class GpuKernels:
             seats=batch.seats,
             real_rows=batch.real_rows,
             host_pages=batch.host_pages,
-            arena_pointer=layer.arena.data_ptr(),
+            arena_pointer=_reached(layer.arena).data_ptr(),
             pool=layer.pool,
             counters=layer.counters,
             slots=placement.slots,
@@ -121,7 +121,7 @@ class GpuKernels:
         """kernels/gpu/replay.cu."""
         block_bytes = layer.pool.shape[1] * layer.pool.element_size()
         shape = self._same(ReplayShape(block_bytes, skip_io=self._skip_io))
-        arena = layer.arena.data_ptr()
+        arena = _reached(layer.arena).data_ptr()
         call = ReplayCall(plan, arena, layer.pool, layer.counters, waited_until=self._waited_until)
         call.check(shape)
         call.launch(shape)
@@ -153,7 +153,7 @@ class GpuKernels:
         key: Tensor,
         value: Tensor,
         pool: Tensor,
-        arena: Tensor,
+        arena: Tensor | None,
         bounds: BlockBounds | None,
     ) -> None:
         """kernels/gpu/append.cu."""
@@ -173,9 +173,9 @@ class GpuKernels:
             host_pages=batch.host_pages,
             device_pages=batch.device_pages,
             pool=pool,
-            arena_pointer=arena.data_ptr(),
+            arena_pointer=_reached(arena).data_ptr(),
             bounds=None if bounds is None else bounds.device,
-            arena_bounds_pointer=0 if bounds is None else bounds.arena.data_ptr(),
+            arena_bounds_pointer=0 if bounds is None else _reached(bounds.arena).data_ptr(),
         )
         call.check(shape)
         call.launch(shape)
@@ -259,6 +259,12 @@ class GpuKernels:
 def _whole_tokens(side: Tensor) -> Tensor:
     """[tokens, heads, head_dim] with a token's heads side by side; transformers lays them apart."""
     return side if side.stride()[1:] == (side.shape[2], 1) else side.contiguous()
+
+
+def _reached(arena: Tensor | None) -> Tensor:
+    """Memory that the GPU reaches itself; without it kernels cannot do these operations."""
+    assert arena is not None, "a GPU maps the arena"
+    return arena
 
 
 def _placement(selected: Tensor) -> Placement:
