@@ -85,7 +85,7 @@ def test_models_that_choose_blocks(shm: Path, keep: Keeper, tmp_path: Path, mode
     blocks = ModelSpec.read(model).blocks
     assert blocks is not None
     size, budget = blocks.block_tokens, blocks.read_blocks * blocks.block_tokens
-    own: dict[str, object] = {
+    own: dict[str, Any] = {
         "selector": blocks.selector,
         "block_tokens": size,
         "budget_tokens": budget,
