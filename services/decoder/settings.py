@@ -134,6 +134,13 @@ class DecoderSettings(ServiceSettings):
         "on a GPU it needs decode_graphs off and costs speed: every layer waits until its ids are read back",
     )
 
+    sampled_layers: int = Field(
+        2,
+        ge=0,
+        description="layers whose choices tell what hot buffers of other sizes would miss; 0 = none; "
+        "on a GPU none are sampled",
+    )
+
     max_rows: int = Field(8, ge=1, le=1024, description="choices that run at once")
     max_model_len: int = Field(
         0, ge=0, description="longest prompt + answer, tokens; 0 = the model's own limit"

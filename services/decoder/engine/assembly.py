@@ -39,6 +39,7 @@ from services.decoder.kv.bounds_index import BoundsIndex
 from services.decoder.kv.full import Full
 from services.decoder.kv.history import Window
 from services.decoder.kv.hot_buffer import HotBuffer
+from services.decoder.kv.miss_curve import MissCurve
 from services.decoder.kv.paged_index import PagedIndex
 from services.decoder.kv.remote_arena import RemoteArena
 from services.decoder.kv.remote_path import RemotePath
@@ -79,7 +80,8 @@ def assemble(
         residence = RemoteTiered(kernels, arena, hot, tables, remote_path)
     elif settings.kv_mode == "tiered":
         hot = HotBuffer(shape, settings.max_rows, plan.max_blocks, plan.hot_classes, device)
-        residence = Tiered(kernels, arena, hot, tables, arena_path(plan, kernels, arena, device, reads=True))
+        path = arena_path(plan, kernels, arena, device, reads=True)
+        residence = Tiered(kernels, arena, hot, tables, path, miss_curve(plan, device))
     else:
         window = Window(kernels, shape, settings.whole_window_tokens, device)
         path = arena_path(plan, kernels, arena, device, reads=False)
@@ -203,6 +205,24 @@ def arena_path(
     from services.decoder.kv.streamed_path import StreamedPath  # needs the gpu extra
 
     return StreamedPath(kernels, arena, plan.shape, window_tokens, device, reads=reads)
+
+
+def miss_curve(plan: MemoryPlan, device: torch.device) -> MissCurve | None:
+    """Over some of the layers that choose, evenly spread; None where no choices are sampled.
+
+    Raises:
+        SetupError: asked for on a GPU, where choices stay on the device, inside captured graphs.
+    """
+    settings = plan.settings
+    if device.type != "cpu":
+        if settings.sampled_layers and "sampled_layers" in settings.model_fields_set:
+            raise SetupError("--sampled-layers: choices are sampled on a CPU only; leave it out")
+        return None
+    choosing = plan.index_layers
+    count = min(settings.sampled_layers, len(choosing))
+    if not count:
+        return None
+    return MissCurve([choosing[(2 * place + 1) * len(choosing) // (2 * count)] for place in range(count)])
 
 
 def page_hasher(plan: MemoryPlan, fingerprint: bytes) -> PageHasher | None:

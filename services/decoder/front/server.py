@@ -105,7 +105,7 @@ class _Life:
             template=template,
             engines=engines,
             running=Running(),
-            metrics=RequestMetrics(registry),
+            metrics=RequestMetrics(registry, range(len(engines.supervisors))),
             collector=collector,
             role=role_of(settings, model),
         )

@@ -93,8 +93,6 @@ def hand_over(reads: Node, decodes: Node) -> None:
     reads.front.end()
     assert decodes.says("other") == (answer, 0), "nothing changes by where it was read"
     assert "event=prefill_failed" in decodes.front.text
-    decodes.front.end()
-    eventually("nothing is held", lambda: decodes.store.stats().sealed_pages == 0)
 
 
 @pytest.mark.timeout(600)
@@ -107,6 +105,8 @@ def test_on_one_machine(shm: Path, keep: Keeper, tiny: Path, transport: str) -> 
     front = (f"--decode-from={reads.url}",)
     decodes = Node(keep, shm / "b", tiny, **here, store=(data, peers), front=front)  # type: ignore[arg-type]  # by name
     hand_over(reads, decodes)
+    decodes.front.end()
+    eventually("nothing is held", lambda: decodes.store.stats().sealed_pages == 0)
 
 
 @pytest.mark.timeout(600)
