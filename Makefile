@@ -22,10 +22,11 @@ FIND_PYTHON = for python in $(or $(PYTHON),$(BIN)/python python3 python3.13 pyth
   install one, or name it: make PYTHON=/path/to/python3.12" >&2; exit 1; }
 INSTALL = @$(FIND_PYTHON); "$$python" -m deploy.install $(if $(PYTHON),--remake)
 
-.PHONY: run test test-slow test-routers soak test-gpu compose-cpu compose-gpu compose-test lock check stubs dashboards docs clean help
+.PHONY: run test test-slow test-routers soak test-gpu test-browser compose-cpu compose-gpu compose-test lock check stubs dashboards docs clean help
 
 run: ## serve on http://127.0.0.1:$(PORT), kvstore and decoder, until Ctrl-C
-	$(INSTALL) decoder $(GPU) && exec $(BIN)/python -m deploy.local
+	$(INSTALL) decoder $(GPU) && exec $(BIN)/hotset serve --port "$$PORT" $${MODEL:+--model "$$MODEL"} \
+	  $(ARGS) --store-args="$$KVSTORE_ARGS"
 
 test: ## everything the fast tests need, then the tests
 	$(INSTALL) decoder gpu ucx events test && exec $(BIN)/python -m pytest $(PYTEST_ARGS)
@@ -54,8 +55,12 @@ compose-test: ## the images and docker-compose.yml on a Docker engine of its own
 lock: ## resolve anew what the images install
 	$(INSTALL) dev && exec $(BIN)/python -m deploy.lock
 
+test-browser: ## the status page in headless Chromium, which Debian's apt installs if it is missing
+	$(INSTALL) decoder test browser && $(BIN)/python -m tests.browser.debian && \
+	  exec $(BIN)/python -m pytest -m slow tests/browser $(PYTEST_ARGS)
+
 check: ## ruff, mypy --strict, floors
-	$(INSTALL) decoder gpu ucx events test dev
+	$(INSTALL) decoder gpu ucx events test browser dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

@@ -66,6 +66,9 @@ class DecoderSettings(ServiceSettings):
     port: int = Field(8000, ge=0, le=65535, description="port of the HTTP server; 0 = any free one")
     api_keys: tuple[SecretStr, ...] = Field((), description="accepted bearer keys; none = open to all")
     max_body_bytes: ByteSize = Field(8 * 2**20, ge=1024, description="longest HTTP request body, bytes")
+    dashboards_url: str = Field(
+        "", pattern="^(https?://.*)?$", description="address of Grafana, which the status page at / links to"
+    )
     max_waiting: int = Field(256, ge=0, description="choices that may wait for a row before 429 is answered")
     queue_seconds: float = Field(
         600.0, ge=0, description="seconds that a choice waits for a row before it fails; 0 = for ever"

@@ -52,9 +52,9 @@ def summary(root: Path, path: Path) -> str:
     elif path.suffix == ".json":
         first = ""
     else:
-        comments = (line for line in text.splitlines() if re.match(r"(#|//)(?!!)", line))
-        first = next(comments, "")
-    return re.sub(r"^(#|//)+ *(\d+\. )?", "", first).split(". ")[0].rstrip(".:")
+        comments = (line for line in text.splitlines() if re.match(r"(#|//|/\*|<!-- )(?!!)", line))
+        first = re.sub(r" *(\*/|-->)$", "", next(comments, ""))
+    return re.sub(r"^(#|//|/\*|<!--)+ *(\d+\. )?", "", first).split(". ")[0].rstrip(".:")
 
 
 def _lines(root: Path, paths: list[Path], directory: Path) -> Iterator[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from services.decoder.settings import DecoderSettings
+from services.command.serve.options import ServeSettings
 from services.kvstore.settings import KvStoreSettings
 from tests.house.file_tree import README, ROOT, summary, tracked, tree, with_tree
 
@@ -46,7 +46,7 @@ def test_flags_and_targets_exist(document: Path) -> None:
     text = document.read_text()
     flags = {
         f"--{name.replace('_', '-')}"
-        for kind in (DecoderSettings, KvStoreSettings)
+        for kind in (ServeSettings, KvStoreSettings)
         for name in kind.model_fields
     }
     flags |= {

@@ -24,6 +24,20 @@ def settings_for(settings: Settings, spec: ModelSpec) -> Settings:
     Raises:
         SetupError: something was asked for that this model's attention is not, or that hotset cannot do yet.
     """
+    chooses = spec.latent is not None or spec.blocks is not None
+    if chooses and resolve_device(settings.device).type != "cpu":
+        raise SetupError(
+            f"{spec.config.model_type} models are served on a CPU only so far; run with --device cpu"
+        )
+    return as_the_model_chooses(settings, spec)
+
+
+def as_the_model_chooses(settings: Settings, spec: ModelSpec) -> Settings:
+    """The same on any device.
+
+    Raises:
+        SetupError: something was asked for that this model's attention is not.
+    """
     kind, own = spec.config.model_type, _own(spec)
     if own is None:
         if settings.selector not in ("quest", "everything"):
@@ -31,8 +45,6 @@ def settings_for(settings: Settings, spec: ModelSpec) -> Settings:
                 f"--selector {settings.selector}: a {kind} model does not choose; use quest or everything"
             )
         return settings
-    if resolve_device(settings.device).type != "cpu":
-        raise SetupError(f"{kind} models are served on a CPU only so far; run with --device cpu")
     for name, value in own.items():
         asked = getattr(settings, name)
         if name in settings.model_fields_set and asked != value:

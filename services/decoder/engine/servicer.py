@@ -94,6 +94,7 @@ class EngineServicer(pb_grpc.EngineServicer):
             device=served.device,
             max_rows=settings.max_rows,
             max_waiting=settings.max_waiting,
+            arena_pages=served.plan.layout.page_count,
         )
 
     def stop(self) -> None:

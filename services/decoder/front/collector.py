@@ -143,6 +143,7 @@ class EngineCollector(Collector):
         yield probe
         yield self._info(engine)
         yield self._arena(engine)
+        yield self._arena_pages(engine)
         yield from _families(self._last, engine)
 
     def _info(self, engine: str) -> Metric:
@@ -171,6 +172,14 @@ class EngineCollector(Collector):
             rest = told.arena_bytes - told.arena_registered_bytes
             arena.add_metric([engine, "unregistered"], float(rest))
         return arena
+
+    def _arena_pages(self, engine: str) -> Metric:
+        pages = GaugeMetricFamily(
+            "hotset_arena_pages", "Pages that the arena has room for.", labels=["engine"]
+        )
+        if self._supervisor.told.arena_pages:
+            pages.add_metric([engine], float(self._supervisor.told.arena_pages))
+        return pages
 
 
 def _families(stats: engine_pb2.EngineStats | None, engine: str) -> Iterator[Metric]:

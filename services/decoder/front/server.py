@@ -110,7 +110,11 @@ class _Life:
             role=role_of(settings, model),
         )
         app = build_app(
-            self._front, registry, api_keys=settings.api_keys, max_body_bytes=settings.max_body_bytes
+            self._front,
+            registry,
+            api_keys=settings.api_keys,
+            max_body_bytes=settings.max_body_bytes,
+            dashboards_url=settings.dashboards_url,
         )
         self._server = _Server(
             uvicorn.Config(

@@ -74,7 +74,7 @@ class ModelSpec:
             raise SetupError(f"{path} is no Hugging Face checkpoint: it has no config.json")
         if not any(path.glob("*.safetensors")):
             raise SetupError(f"{path} has no *.safetensors; convert the weights with save_pretrained")
-        config = _config(path)
+        config = read_config(path / "config.json")
         return cls.of_config(config, path, _eos(path, config), _digest(path))
 
     @classmethod
@@ -108,26 +108,39 @@ class ModelSpec:
         )
 
 
-def _config(path: Path) -> PreTrainedConfig:
-    """The checkpoint's config, of a supported model type."""
+def read_config(file: Path) -> PreTrainedConfig:
+    """A checkpoint's config, of a supported model type.
+
+    Raises:
+        SetupError: it cannot be read, is not JSON, or of no model type that is served.
+    """
+    found = raw_config(file)
+    nsa.register()
     try:
-        found = json.loads((path / "config.json").read_bytes())
+        config = AutoConfig.from_pretrained(file, local_files_only=True)
+    except Exception as error:  # transformers checks fields with errors of many kinds
+        raise SetupError(f"transformers refuses {file}: {error}") from error
+    assert isinstance(config, PreTrainedConfig)
+    assert config.model_type == found["model_type"]
+    return config
+
+
+def raw_config(file: Path) -> dict[str, Any]:
+    """The fields of a config.json as they stand there; errors as of `read_config`."""
+    try:
+        found = json.loads(file.read_bytes())
+    except OSError as error:
+        raise SetupError(f"{file} cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise SetupError(f"{path}/config.json is not JSON: {error}") from error
+        raise SetupError(f"{file} is not JSON: {error}") from error
     if not isinstance(found, dict):
-        raise SetupError(f"{path}/config.json is not JSON of a model's config: it holds no object")
+        raise SetupError(f"{file} is not JSON of a model's config: it holds no object")
     model_type = found.get("model_type")
     if model_type in REFUSED:
         raise SetupError(f"model type {model_type!r} is not served: {REFUSED[model_type]}")
     if model_type not in SUPPORTED:
         raise SetupError(f"model type {model_type!r} is not supported; supported: {', '.join(SUPPORTED)}")
-    nsa.register()
-    try:
-        config = AutoConfig.from_pretrained(path, local_files_only=True)
-    except Exception as error:  # transformers checks fields with errors of many kinds
-        raise SetupError(f"transformers refuses {path}/config.json: {error}") from error
-    assert isinstance(config, PreTrainedConfig)
-    return config
+    return found
 
 
 def _refusal(config: PreTrainedConfig) -> str | None:

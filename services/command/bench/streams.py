@@ -12,7 +12,11 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
+from services.command.server import Server, refusal, unreachable
+from services.contract.errors import InvalidRequest
+
 _EVENT = b"data: {"
+WATCH_SECONDS = 0.5
 
 
 @dataclass(slots=True)
@@ -70,25 +74,28 @@ class Round:
 
 
 async def ask(
-    port: int,
+    server: Server,
     prompts: Sequence[Sequence[int]],
     tokens: int,
     model: str,
     when_all_run: Callable[[], Awaitable[None]] | None = None,
     when_one_ends: Callable[[], Awaitable[None]] | None = None,
+    watch: Callable[[int], None] | None = None,
 ) -> Round:
     """Ask with every prompt at once, `tokens` tokens each.
 
     Args:
-        port: of the server on this machine.
+        server: to ask.
         prompts: token ids.
         tokens: of each answer.
         model: the name that the server knows.
         when_all_run: called once every answer has begun; never, if one ends before another begins.
         when_one_ends: called when the first is through.
+        watch: called now and then with the pieces that came so far.
 
     Raises:
-        RuntimeError: an answer was not what was asked for; the message is the server's.
+        InvalidRequest: an answer was not what was asked for; the message is the server's.
+        Unavailable: nobody answers.
     """
     streams = [Stream(time.perf_counter(), tokens) for _ in prompts]
     begun, ended = asyncio.Event(), asyncio.Event()
@@ -97,36 +104,60 @@ async def ask(
         body = {"model": model, "prompt": list(prompt), "max_tokens": tokens, "temperature": 0}
         body |= {"stream": True, "ignore_eos": True}
         encoded = json.dumps(body).encode()
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        head = "POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n"
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: {server.host}\r\nconnection: close\r\n"
+        head += "".join(f"{name}: {value}\r\n" for name, value in server.headers().items())
         head += f"content-type: application/json\r\ncontent-length: {len(encoded)}\r\n\r\n"
-        stream.asked = time.perf_counter()
-        writer.write(head.encode() + encoded)
-        seen = b""
-        while read := await reader.read(65536):
-            now = time.perf_counter()
-            if not stream.pieces:
-                seen += read
-                read = seen if _EVENT in seen else b""
-            stream.pieces += [now] * read.count(_EVENT)
-            if stream.pieces and all(other.pieces for other in streams):
-                begun.set()
-        writer.close()
+        try:
+            seen = await listen(stream, head.encode() + encoded)
+        except OSError as error:
+            raise unreachable(server, error) from error
         ended.set()
         if len(stream.pieces) < tokens // 2:
-            raise RuntimeError(f"{len(stream.pieces)} pieces instead of {tokens}: {seen[:600]!r}")
+            first, _, rest = seen.partition(b"\r\n\r\n")
+            status = first.split(b" ")[1:2] or [b"none"]
+            told = refusal(int(status[0]) if status[0].isdigit() else 0, rest)
+            raise InvalidRequest(f"{len(stream.pieces)} pieces instead of {tokens}: {told}")
 
-    async def watch(event: asyncio.Event, call: Callable[[], Awaitable[None]] | None) -> None:
+    async def listen(stream: Stream, request: bytes) -> bytes:
+        """Note when pieces come; what came before the first of them."""
+        reader, writer = await asyncio.open_connection(server.host, server.port, ssl=server.secure or None)
+        try:
+            stream.asked = time.perf_counter()
+            writer.write(request)
+            seen = b""
+            while read := await reader.read(65536):
+                now = time.perf_counter()
+                if not stream.pieces:
+                    seen += read
+                    read = seen if _EVENT in seen else b""
+                stream.pieces += [now] * read.count(_EVENT)
+                if stream.pieces and all(other.pieces for other in streams):
+                    begun.set()
+            return seen
+        finally:
+            writer.close()
+
+    async def call_after(event: asyncio.Event, call: Callable[[], Awaitable[None]] | None) -> None:
         await event.wait()
         if call is not None:
             await call()
 
-    watching = [asyncio.create_task(watch(*pair)) for pair in ((begun, when_all_run), (ended, when_one_ends))]
+    async def tell() -> None:
+        while watch is not None:
+            watch(sum(len(stream.pieces) for stream in streams))
+            await asyncio.sleep(WATCH_SECONDS)
+
+    telling = asyncio.create_task(tell())
+    watching = [
+        asyncio.create_task(call_after(*pair)) for pair in ((begun, when_all_run), (ended, when_one_ends))
+    ]
+    asking = [asyncio.create_task(one(*pair)) for pair in zip(streams, prompts, strict=True)]
     try:
-        await asyncio.gather(*(one(*pair) for pair in zip(streams, prompts, strict=True)))
+        await asyncio.gather(*asking)
         if when_one_ends is not None:
             await watching[1]
     finally:
-        for task in watching:
+        for task in (telling, *watching, *asking):
             task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)  # the others leave with the one that failed
     return Round(streams)

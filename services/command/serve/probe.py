@@ -1,4 +1,4 @@
-"""What the decoder's HTTP port tells: whether it is free, whether all is ready, which model is served.
+"""What the decoder's HTTP port tells: whether it is free, whether all is ready, how far it is.
 
 Knows three paths of the API and no more.
 """
@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import socket
+from dataclasses import dataclass
 
 _SECONDS = 2.0
+_ARENA = re.compile(r'^hotset_arena_bytes\{.*state="(registered|unregistered)".*\} (\S+)$', re.MULTILINE)
 
 
 def port_is_free(host: str, port: int) -> bool:
@@ -36,13 +39,35 @@ def is_ready(host: str, port: int) -> bool:
     return _get(host, port, "/ready")[0] == 200
 
 
-def model_name(host: str, port: int, otherwise: str) -> str:
-    """The name that a client must use; `otherwise` where the server keeps it from us (API keys)."""
-    status, body = _get(host, port, "/v1/models")
+@dataclass(frozen=True, slots=True)
+class StartTold:
+    """How far a start is, as the decoder tells it."""
+
+    detail: str = ""
+    done_bytes: int = 0  # of the arena, registered with a GPU
+    total_bytes: int = 0  # 0 where nothing is registered, or not yet known
+
+    def __str__(self) -> str:
+        """What follows a reminder."""
+        share = (
+            f", {self.done_bytes / self.total_bytes:.0%} of the arena registered" if self.total_bytes else ""
+        )
+        return f": {self.detail}{share}" if self.detail else ""
+
+
+def start_told(host: str, port: int) -> StartTold:
+    """How far the start is; nothing while nobody answers."""
+    status, body = _get(host, port, "/health")
     try:
-        return str(json.loads(body)["data"][0]["id"]) if status == 200 else otherwise
+        detail = str(json.loads(body)["detail"]) if status == 200 else ""
     except (ValueError, LookupError, TypeError):
-        return otherwise
+        return StartTold()
+    _, metrics = _get(host, port, "/metrics")
+    sizes = {"registered": 0.0, "unregistered": 0.0}
+    for state, value in _ARENA.findall(metrics.decode(errors="replace")):
+        sizes[state] += float(value)
+    done = int(sizes["registered"])
+    return StartTold(detail, done, int(sum(sizes.values())) if done else 0)
 
 
 def _get(host: str, port: int, path: str) -> tuple[int, bytes]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import sys
 
+from tqdm import tqdm
+
 
 class Console:
     """Writes whole lines at once; goes quiet when its reader is gone, so that the services live on."""
@@ -15,7 +17,8 @@ class Console:
     def line(self, text: str) -> None:
         """Write one line to standard output."""
         try:
-            print(text, flush=True)
+            tqdm.write(text)  # above a bar, where one is shown
+            sys.stdout.flush()
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

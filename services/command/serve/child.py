@@ -14,7 +14,7 @@ import subprocess
 from collections import deque
 from collections.abc import Sequence
 
-from deploy.local.console import Console
+from services.command.serve.console import Console
 
 TAIL_LINES = 20
 _PR_SET_PDEATHSIG = 1  # prctl(2)
@@ -23,8 +23,16 @@ _PR_SET_PDEATHSIG = 1  # prctl(2)
 class Child:
     """A started process. Call `pump` whenever its pipe is readable; `lines` is for whoever waits for one."""
 
-    def __init__(self, name: str, command: Sequence[str], console: Console) -> None:
+    def __init__(
+        self, name: str, command: Sequence[str], console: Console, *, own_errors: bool = False
+    ) -> None:
         """Start it.
+
+        Args:
+            name: put before its lines.
+            command: program and arguments.
+            console: takes its lines.
+            own_errors: its standard error is ours, so that it draws its bars there itself.
 
         Raises:
             OSError: the program cannot be started.
@@ -37,7 +45,7 @@ class Child:
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            stderr=None if own_errors else subprocess.STDOUT,
             env=os.environ | {"PYTHONUNBUFFERED": "1"},
             start_new_session=True,
             preexec_fn=_end_with_parent,  # safe: this program has one thread

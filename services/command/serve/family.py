@@ -5,18 +5,23 @@ Knows signals and pipes, not what the services are. One thread; nothing else may
 
 from __future__ import annotations
 
+import contextlib
 import selectors
 import signal
+import sys
 import time
 from collections.abc import Callable, Sequence
 from types import FrameType
 
-from deploy.local.child import Child
-from deploy.local.console import Console
+from services.command.serve.child import Child
+from services.command.serve.console import Console
+from services.command.serve.probe import StartTold
+from services.contract.progress import Progress
 
 TICK_SECONDS = 0.1
 STOP_SECONDS = 15.0  # a service promises 10
 REMIND_SECONDS = 10.0
+ASK_SECONDS = 0.5
 
 
 class Failure(Exception):
@@ -46,55 +51,69 @@ class Family:
             self._stop(self._children[-1])
         self._selector.close()
 
-    def start(self, name: str, command: Sequence[str]) -> Child:
-        """Start a child that is to live until the end.
+    def start(self, name: str, command: Sequence[str], *, own_errors: bool = False) -> Child:
+        """Start a child that is to live until the end; `own_errors` as Child takes it.
 
         Raises:
             OSError: the program cannot be started.
         """
-        child = Child(name, command, self._console)
+        child = Child(name, command, self._console, own_errors=own_errors)
         self._children.append(child)
         self._selector.register(child.pipe, selectors.EVENT_READ, child)
         return child
 
     def run(self, name: str, command: Sequence[str], seconds: float) -> str:
-        """Run a child to its end; the last line it wrote.
+        """Run a child to its end; the last line it wrote. In a terminal it draws its own bars.
 
         Raises:
             Failure: it failed, another child ended, or time is up.
             Stopped: a signal came.
         """
-        child = self.start(name, command)
+        child = self.start(name, command, own_errors=sys.stderr.isatty())
         self.wait(name, lambda: child.exit_status == 0, seconds)
         self._stop(child)
         return child.tail[-1] if child.tail else ""
 
-    def wait(self, what: str, ready: Callable[[], bool], seconds: float) -> None:
+    def wait(
+        self,
+        what: str,
+        ready: Callable[[], bool],
+        seconds: float,
+        told: Callable[[], StartTold] | None = None,
+    ) -> None:
         """Wait until `ready`, while every child lives.
 
         Args:
             what: what is waited for, for people.
             ready: asked ten times a second; quick.
             seconds: the most to wait.
+            told: how far it is; shown in a terminal as it goes, elsewhere with the reminders.
 
         Raises:
             Failure: a child ended, or time is up.
             Stopped: a signal came.
         """
-        start = reminded = time.monotonic()
-        while not ready():
-            self._turn()
-            now = time.monotonic()
-            if self._stop_requests:
-                raise Stopped
-            for child in self._children:
-                if child.exit_status is not None and not ready():
-                    raise Failure(self._obituary(child))
-            if now - start > seconds:
-                raise Failure(f"{what}: not there after {seconds:.0f} s")
-            if now - reminded > REMIND_SECONDS and seconds < float("inf"):
-                reminded = now
-                self._console.say(f"still waiting for {what} ({now - start:.0f} s)")
+        start = reminded = asked = time.monotonic()
+        now_told = StartTold()
+        bar = Progress(what, 0, stream=sys.stdout) if told and sys.stdout.isatty() else None
+        with bar or contextlib.nullcontext():
+            while not ready():
+                self._turn()
+                now = time.monotonic()
+                if self._stop_requests:
+                    raise Stopped
+                for child in self._children:
+                    if child.exit_status is not None and not ready():
+                        raise Failure(self._obituary(child))
+                if now - start > seconds:
+                    raise Failure(f"{what}: not there after {seconds:.0f} s")
+                if told and now - asked > ASK_SECONDS:
+                    asked, now_told = now, told()
+                    if bar:
+                        bar.at(now_told.done_bytes, now_told.detail, now_told.total_bytes)
+                if not bar and now - reminded > REMIND_SECONDS and seconds < float("inf"):
+                    reminded = now
+                    self._console.say(f"still waiting for {what} ({now - start:.0f} s){now_told}")
 
     def _turn(self) -> None:
         """Pass on what the children write during one tick."""
