@@ -92,9 +92,10 @@ class DecoderSettings(ServiceSettings):
     kv_mode: Literal["tiered", "full"] = Field(
         "tiered", description="tiered: a hot buffer over the arena; full: all KV on the device"
     )
-    selector: Literal["quest", "everything", "dsa"] = Field(
+    selector: Literal["quest", "everything", "dsa", "nsa", "block_index"] = Field(
         "quest",
-        description="what chooses blocks in decode; models with an indexer of their own choose by it (dsa)",
+        description="what chooses blocks in decode; models that choose by themselves (dsa, nsa, block_index) "
+        "do so",
     )
     quest_sharing: Literal["kv_head", "layer"] = Field(
         "kv_head", description="each KV head chooses for itself, or one choice for the whole layer"
@@ -129,6 +130,11 @@ class DecoderSettings(ServiceSettings):
     probe_no_io: bool = Field(
         False,
         description="benchmark probe on a GPU: resolve moves no bytes, so every answer is WRONG",
+    )
+    record_selections: Path | None = Field(
+        None,
+        description="file, begun anew, that notes which blocks each decode step chose (docs/selections.md); "
+        "on a GPU it needs decode_graphs off and costs speed: every layer waits until its ids are read back",
     )
 
     sampled_layers: int = Field(
@@ -204,6 +210,11 @@ class DecoderSettings(ServiceSettings):
     def floor_tokens(self) -> int:
         """What a lane holds at least, tokens."""
         return self.hot_tokens or self.budget_tokens + self.block_tokens
+
+    @property
+    def selections_file(self) -> Path | None:
+        """Where this process notes what is chosen."""
+        return self.record_selections
 
     @property
     def usual_tokens(self) -> int:

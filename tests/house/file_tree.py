@@ -20,6 +20,7 @@ _SPOKEN_FOR = {
     ".env.example": "what `docker compose` reads; copy to .env",
     ".gitignore": "what git does not keep",
     "LICENSE": "Apache-2.0",
+    "docs/images/policies.png": "misses of eviction policies, drawn by benchmarks/policies.py",
     "pyproject.toml": "one project: dependencies, extras, build hook, tools",
 }
 """Files that cannot say it themselves, or say it for another reader."""

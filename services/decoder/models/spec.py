@@ -14,6 +14,8 @@ from typing import Any
 from transformers import AutoConfig, PreTrainedConfig
 
 from services.contract.errors import SetupError
+from services.decoder.models import nsa
+from services.decoder.models.block_spec import BLOCK_TYPES, BlockSpec, block_refusal
 from services.decoder.models.fp8_weights import ScaledBlock
 from services.decoder.models.latent_spec import LATENT_TYPES, LatentSpec, latent_refusal
 
@@ -22,15 +24,24 @@ SUPPORTED = (
     "glm_moe_dsa",
     "granite",
     "llama",
+    "minimax_m3_vl_text",
     "mistral",
+    "nsa",
     "olmo2",
     "qwen2",
     "qwen3",
     "qwen3_moe",
     "smollm3",
 )
-"""Model types that are served; each is tested. But for LATENT_TYPES, their attention is plain causal GQA
-behind transformers' interface."""
+"""Model types that are served; each is tested. But for LATENT_TYPES and BLOCK_TYPES, their attention is plain
+causal GQA behind transformers' interface."""
+
+REFUSED = {
+    "deepseek_v4": "its layers keep compressed entries, half-made ones and raw windows of several lengths, "
+    "and hotset keeps one record a token (docs/decisions/0017-compressed-entries.md)",
+    "minimax_m3_vl": "hotset serves text only; save its language model by itself, as minimax_m3_vl_text",
+}
+"""Model types that somebody will try -> why they are not served."""
 
 _SAMPLE_BYTES = 1 << 20
 
@@ -49,7 +60,8 @@ class ModelSpec:
     max_positions: int  # tokens
     eos_token_ids: tuple[int, ...]
     weights_digest: bytes  # 32 bytes
-    latent: LatentSpec | None = None  # of models that choose by an indexer of their own
+    latent: LatentSpec | None = None  # of models that choose tokens by an indexer of their own
+    blocks: BlockSpec | None = None  # of models that choose blocks by themselves
 
     @classmethod
     def read(cls, path: Path) -> ModelSpec:
@@ -92,6 +104,7 @@ class ModelSpec:
             eos_token_ids=eos_token_ids,
             weights_digest=weights_digest,
             latent=latent,
+            blocks=BlockSpec.of(config),
         )
 
 
@@ -102,6 +115,7 @@ def read_config(file: Path) -> PreTrainedConfig:
         SetupError: it cannot be read, is not JSON, or of no model type that is served.
     """
     found = raw_config(file)
+    nsa.register()
     try:
         config = AutoConfig.from_pretrained(file, local_files_only=True)
     except Exception as error:  # transformers checks fields with errors of many kinds
@@ -122,6 +136,8 @@ def raw_config(file: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise SetupError(f"{file} is not JSON of a model's config: it holds no object")
     model_type = found.get("model_type")
+    if model_type in REFUSED:
+        raise SetupError(f"model type {model_type!r} is not served: {REFUSED[model_type]}")
     if model_type not in SUPPORTED:
         raise SetupError(f"model type {model_type!r} is not supported; supported: {', '.join(SUPPORTED)}")
     return found
@@ -134,7 +150,7 @@ def _refusal(config: PreTrainedConfig) -> str | None:
         return f"its {heads} query heads cannot share {kv_heads} KV heads evenly"
     served = "indexed_attention" if config.model_type in LATENT_TYPES else "full_attention"
     layer_types = set(getattr(config, "layer_types", None) or [served])
-    if layer_types != {served}:
+    if layer_types != {served} and config.model_type not in BLOCK_TYPES:
         return f"layers of types {sorted(layer_types)}; only {served} is served"
     if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
         return "it attends through a sliding window"
@@ -146,6 +162,8 @@ def _refusal(config: PreTrainedConfig) -> str | None:
     rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type", "default") in ("dynamic", "longrope"):
         return f"its {rope['rope_type']} rope changes with the length, so cached keys would go stale"
+    if config.model_type in BLOCK_TYPES:
+        return block_refusal(config)
     return latent_refusal(config) if config.model_type in LATENT_TYPES else None
 
 
