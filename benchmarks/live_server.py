@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from http.client import HTTPConnection
 from pathlib import Path
 
-from prometheus_client.parser import text_string_to_metric_families
+from services.command.server import Server
 
 _START_SECONDS = 600.0
 
@@ -30,17 +30,10 @@ class LiveServer:
     port: int
     log: Path
 
-    def counters(self) -> dict[str, float]:
-        """Every metric of the decoder, summed over its labels."""
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=30)
-        connection.request("GET", "/metrics")
-        text = connection.getresponse().read().decode()
-        connection.close()
-        sums: dict[str, float] = {}
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                sums[sample.name] = sums.get(sample.name, 0.0) + sample.value
-        return sums
+    @property
+    def reached(self) -> Server:
+        """It, as its clients reach it."""
+        return Server("127.0.0.1", self.port)
 
 
 @contextmanager
@@ -67,12 +60,13 @@ def live_server(
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = int(free.getsockname()[1])
-    settings = {"PORT": str(port), "MODEL": str(model or "")}
-    settings |= {"ARGS": shlex.join(decoder), "KVSTORE_ARGS": shlex.join(kvstore)}
+    asked = ["serve", "--port", str(port), *decoder, f"--store-args={shlex.join(kvstore)}"]
+    if model is not None:
+        asked += ["--model", str(model)]
     with log.open("w") as messages:
         child = subprocess.Popen(
-            [sys.executable, "-m", "deploy.local"],
-            env={**os.environ, **settings, **(environment or {})},
+            [sys.executable, "-m", "services.command", *asked],
+            env={**os.environ, **(environment or {})},
             stdout=messages,
             stderr=subprocess.STDOUT,
         )

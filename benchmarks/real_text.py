@@ -1,15 +1,10 @@
-"""Real prose of any length: the language reference that ships inside Python."""
+"""Tokens of real prose, as many as are wanted."""
 
 from __future__ import annotations
 
-from pydoc_data.topics import topics
-
 from tokenizers import Tokenizer
 
-
-def real_text() -> str:
-    """All of it, some 110,000 tokens."""
-    return "\n".join(topics[name] for name in sorted(topics))
+from services.command.bench.prose import real_text
 
 
 def real_tokens(tokenizer: Tokenizer, count: int, skip: int = 0) -> list[int]:

@@ -30,9 +30,10 @@ import torch
 
 from benchmarks import report
 from benchmarks.live_server import LiveServer, live_server
-from benchmarks.streams import Round, ask
 from benchmarks.synthetic import SHAPES, synthetic_config, write_checkpoint
+from services.command.bench.streams import Round, ask
 from services.contract.byte_size import parse_bytes
+from services.contract.errors import HotsetError
 from services.decoder.models.bundled.directory import default_model
 
 _PAGE_TOKENS = 64
@@ -58,9 +59,9 @@ async def measure(server: LiveServer, name: str, prompts: Sequence[Sequence[int]
     scrapes: list[dict[str, float]] = []
 
     async def scrape() -> None:
-        scrapes.append(await loop.run_in_executor(None, server.counters))
+        scrapes.append(await loop.run_in_executor(None, server.reached.metrics))
 
-    done: Round = await ask(server.port, prompts, _ANSWER_TOKENS, name, scrape, scrape)
+    done: Round = await ask(server.reached, prompts, _ANSWER_TOKENS, name, scrape, scrape)
 
     def grew(counter: str) -> float:
         return scrapes[-1][counter] - scrapes[0][counter]
@@ -146,14 +147,14 @@ def rounds(
 ) -> Iterator[dict[str, Any]]:
     """Every context and number of streams, a line each; one that the server refuses is told and left out."""
     for context in contexts:
-        asyncio.run(ask(server.port, prompts_of(context, 1, True, -1), 8, name))
+        asyncio.run(ask(server.reached, prompts_of(context, 1, True, -1), 8, name))
         wanted = [(count, True) for count in streams]
         if context == min(contexts):
             wanted.append((max(streams), False))
         for count, shared in wanted:
             try:
                 figures = asyncio.run(measure(server, name, prompts_of(context, count, shared, count)))
-            except RuntimeError as error:
+            except HotsetError as error:
                 print(f"{mode} {context} tokens, {count} streams: {error}", flush=True)
                 continue
             row = {"mode": mode, "context": context, "streams": count, "shared_prefix": shared}

@@ -21,7 +21,7 @@ from benchmarks import report
 from benchmarks.quality import table
 from benchmarks.quality.measure import FLOAT32_CHECK, QUICK, Measurement, Sizes, summary
 from benchmarks.quality.needles import DEPTHS
-from benchmarks.real_text import real_text
+from services.command.bench.prose import real_text
 from services.decoder.models.bundled.directory import default_model
 
 

@@ -66,6 +66,9 @@ class DecoderSettings(ServiceSettings):
     port: int = Field(8000, ge=0, le=65535, description="port of the HTTP server; 0 = any free one")
     api_keys: tuple[SecretStr, ...] = Field((), description="accepted bearer keys; none = open to all")
     max_body_bytes: ByteSize = Field(8 * 2**20, ge=1024, description="longest HTTP request body, bytes")
+    dashboards_url: str = Field(
+        "", pattern="^(https?://.*)?$", description="address of Grafana, which the status page at / links to"
+    )
     max_waiting: int = Field(256, ge=0, description="choices that may wait for a row before 429 is answered")
     queue_seconds: float = Field(
         600.0, ge=0, description="seconds that a choice waits for a row before it fails; 0 = for ever"
@@ -89,9 +92,10 @@ class DecoderSettings(ServiceSettings):
     kv_mode: Literal["tiered", "full"] = Field(
         "tiered", description="tiered: a hot buffer over the arena; full: all KV on the device"
     )
-    selector: Literal["quest", "everything", "dsa"] = Field(
+    selector: Literal["quest", "everything", "dsa", "nsa", "block_index"] = Field(
         "quest",
-        description="what chooses blocks in decode; models with an indexer of their own choose by it (dsa)",
+        description="what chooses blocks in decode; models that choose by themselves (dsa, nsa, block_index) "
+        "do so",
     )
     quest_sharing: Literal["kv_head", "layer"] = Field(
         "kv_head", description="each KV head chooses for itself, or one choice for the whole layer"
@@ -126,6 +130,18 @@ class DecoderSettings(ServiceSettings):
     probe_no_io: bool = Field(
         False,
         description="benchmark probe on a GPU: resolve moves no bytes, so every answer is WRONG",
+    )
+    record_selections: Path | None = Field(
+        None,
+        description="file, begun anew, that notes which blocks each decode step chose (docs/selections.md); "
+        "on a GPU it needs decode_graphs off and costs speed: every layer waits until its ids are read back",
+    )
+
+    sampled_layers: int = Field(
+        2,
+        ge=0,
+        description="layers whose choices tell what hot buffers of other sizes would miss; 0 = none; "
+        "on a GPU none are sampled",
     )
 
     max_rows: int = Field(8, ge=1, le=1024, description="choices that run at once")
@@ -194,6 +210,11 @@ class DecoderSettings(ServiceSettings):
     def floor_tokens(self) -> int:
         """What a lane holds at least, tokens."""
         return self.hot_tokens or self.budget_tokens + self.block_tokens
+
+    @property
+    def selections_file(self) -> Path | None:
+        """Where this process notes what is chosen."""
+        return self.record_selections
 
     @property
     def usual_tokens(self) -> int:

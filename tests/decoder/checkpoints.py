@@ -8,6 +8,8 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from services.decoder.models import nsa
+from services.decoder.models.block_spec import BLOCK_TYPES
 from services.decoder.models.latent_spec import LATENT_TYPES
 from services.decoder.models.spec import SUPPORTED
 
@@ -49,7 +51,7 @@ _LATENT: Mapping[str, object] = {
     "head_dim": None,
 }
 
-GQA_TYPES = tuple(name for name in SUPPORTED if name not in LATENT_TYPES)
+GQA_TYPES = tuple(name for name in SUPPORTED if name not in (*LATENT_TYPES, *BLOCK_TYPES))
 
 TWISTS: Mapping[str, Mapping[str, object]] = {
     "deepseek_v32": _LATENT,
@@ -63,7 +65,24 @@ TWISTS: Mapping[str, Mapping[str, object]] = {
         "hidden_size": 96,
     },
     "llama": {"head_dim": 32, "attention_bias": True, "tie_word_embeddings": True},
+    "minimax_m3_vl_text": {
+        "num_hidden_layers": 4,
+        "layer_types": ["full_attention"] + ["minimax_m3_sparse"] * 3,
+        "mlp_layer_types": ["dense", "sparse", "dense", "sparse"],
+        "dense_intermediate_size": 64,
+        "shared_intermediate_size": 32,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "rotary_dim": 8,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+        "index_n_heads": 2,
+        "index_head_dim": 16,
+        "index_block_size": 8,
+        "index_topk_blocks": 5,
+        "pad_token_id": None,
+    },
     "mistral": {"sliding_window": None},
+    "nsa": {"nsa_block_tokens": 8, "nsa_top_k": 5, "nsa_compress_tokens": 4, "nsa_window_tokens": 11},
     "olmo2": {"head_dim": None, "hidden_size": 96},
     "qwen2": {"head_dim": None, "hidden_size": 96, "use_sliding_window": False},
     "qwen3": {"head_dim": 32, "use_sliding_window": False},
@@ -80,6 +99,7 @@ TWISTS: Mapping[str, Mapping[str, object]] = {
 
 def save(path: Path, model_type: str, **changes: object) -> Path:
     """Save a checkpoint of `model_type` in `path`, always the same one."""
+    nsa.register()
     wanted = {**COMMON, **TWISTS.get(model_type, {}), **changes}
     config = AutoConfig.for_model(
         model_type,
@@ -87,9 +107,10 @@ def save(path: Path, model_type: str, **changes: object) -> Path:
     )
     torch.manual_seed(7)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]  # transformers leaves it untyped
-    if model_type in LATENT_TYPES:
-        for parameter in model.parameters():  # biases begin as zeros and norms as ones, which would hide them
-            if parameter.dim() == 1:
+    if model_type in (*LATENT_TYPES, *BLOCK_TYPES):
+        for name, parameter in model.named_parameters():
+            # Biases begin as zeros, norms as ones and these weights as a mean, which would hide them.
+            if parameter.dim() == 1 or name.endswith("compress_weights"):
                 parameter.data += 0.2 * torch.randn_like(parameter)
     model.save_pretrained(path)
     return path

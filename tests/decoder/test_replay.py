@@ -44,6 +44,7 @@ def test_a_follower_holds_what_its_anchor_chose() -> None:
         misses += found.miss_block.shape[0]
         assert int(plan.count.sum()) == found.miss_block.shape[0]
         chosen = selected >= 0
+        assert follower.arena is not None
         held = follower.pool[found.slots[chosen].long()]
         assert torch.equal(held, follower.arena[home.gather(1, selected.clamp_min(0).long())[chosen]])
     assert follower.counters[Counter.MISSES] == anchor.counters[Counter.MISSES] == misses > 0

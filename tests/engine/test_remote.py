@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from services.decoder.models.spec import ModelSpec
 from tests.decoder import checkpoints
 from tests.engine.processes import Engine, Keeper, KvStore, eventually
 from tests.engine.remote_rig import ARENA_BYTES, SMALL, Rig, answers, prompt
@@ -74,3 +75,26 @@ def test_what_cannot_work_is_said_at_the_start(shm: Path, keep: Keeper, tiny: Pa
     engine = keep(Engine(shm / "a.sock", tiny, store.address, **SMALL, store_access="remote"))
     assert engine.wait() == 2
     assert "start it with --data-transport tcp or ucx" in engine.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", ["nsa", "minimax_m3_vl_text"])
+def test_models_that_choose_blocks(shm: Path, keep: Keeper, tmp_path: Path, model_type: str) -> None:
+    """Their entries and index keys go with the step, and come back with a prefix that is found."""
+    model = checkpoints.save(tmp_path, model_type, max_position_embeddings=1024)
+    blocks = ModelSpec.read(model).blocks
+    assert blocks is not None
+    size, budget = blocks.block_tokens, blocks.read_blocks * blocks.block_tokens
+    own: dict[str, Any] = {
+        "selector": blocks.selector,
+        "block_tokens": size,
+        "budget_tokens": budget,
+        "hot_tokens": budget + size,
+        "dense_layers": blocks.dense_layers,
+    }
+    rig = Rig(keep, shm, model, answers(model, [TOKENS] * 2, **own), "tcp", **own)
+    assert rig.says(0) == ""
+    together = [rig.ask(number) for number in (0, 1)]
+    assert [rig.outcome(name) for name in together] == ["", ""]
+    assert rig.engine.events["0-2", 0][0].cached_prompt_tokens == 256
+    eventually("everything is back", rig.engine.idle)

@@ -17,10 +17,11 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 from google.protobuf import json_format
@@ -49,6 +50,7 @@ class Start:
     later_delay: float = 0.0  # seconds of STARTING of every life but the first
     deaf: bool = False  # ignore SIGTERM
     max_model_len: int = 4096
+    orders: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of requests that bring none
 
 
 @dataclass(frozen=True)
@@ -113,12 +115,14 @@ class FakeEngine(pb_grpc.EngineServicer):
             max_waiting=self._settings.max_waiting,
             arena_bytes=4096,
             arena_registered_bytes=4096,
+            arena_pages=7,
         )
 
     def Submit(self, request: pb.SubmitRequest, context: grpc.ServicerContext) -> pb.SubmitReply:
         self.note("taken_by", self._settings.engine_index)
         self.note("submit", json_format.MessageToDict(request, preserving_proto_field_name=True))
-        orders = Orders(**json.loads(request.cache_salt)) if request.cache_salt[:1] == b"{" else Orders()
+        told = json.loads(request.cache_salt) if request.cache_salt[:1] == b"{" else self._start.orders
+        orders = Orders(**told)
         if orders.refuse:
             raise getattr(errors, orders.refuse)("as ordered")
         again = orders.refuse_again
@@ -178,6 +182,8 @@ class FakeEngine(pb_grpc.EngineServicer):
                 hot_slots_total=64,
                 hot_slots_used=16,
                 host_pages_held=3,
+                sampled_blocks=40,
+                curve=[pb.CurvePoint(size=0.5, misses=20), pb.CurvePoint(size=2, misses=5)],
             )
 
     def _answer(self, request: pb.SubmitRequest, choice: pb.Choice, orders: Orders) -> None:

@@ -61,14 +61,16 @@ class Follower:
         replay(self.twin, MissPlan(plan.source[:real], plan.target[:real], plan.count[:real]))
         # Append fills the open block, in a layer of either kind.
         open_slot = self.rig.call.open_slot[:real].long()
-        opened = self.twin.arena[step.home.gather(1, step.opened).squeeze(1)]
+        arena = self.twin.arena
+        assert arena is not None
+        opened = arena[step.home.gather(1, step.opened).squeeze(1)]
         self.pool[open_slot] = opened
         self.twin.pool[open_slot] = opened
         self.wrong |= (self.pool != self.twin.pool).any()
         chosen = step.selected >= 0
         slots = self.rig.call.slots[:real][chosen].long()
         home = step.home.gather(1, step.selected.clamp_min(0))[chosen]
-        self.wrong |= (self.pool[slots] != self.twin.arena[home]).any()
+        self.wrong |= (self.pool[slots] != arena[home]).any()
 
     def close(self) -> None:
         torch.cuda.synchronize()

@@ -219,6 +219,7 @@ class Rig:
         if self.disturbed and chance.random() < 0.1:  # another process writes to the arena between steps
             torch.cuda.synchronize()
             self.arena[chance.randrange(self.arena.shape[0])] ^= 0x5A5A
+            assert self.twin.arena is not None
             self.twin.arena.copy_(self.arena)
 
         call, real = self.call, len(lanes)

@@ -9,13 +9,12 @@ from __future__ import annotations
 from pathlib import Path
 
 KVSTORE = """
-import argparse, pathlib, signal, sys, threading
+import argparse, os, pathlib, signal, sys, threading
 parser = argparse.ArgumentParser()
 parser.add_argument("--arena-dir", type=pathlib.Path)
-parser.add_argument("--fake-failure", action="store_true")
 options, others = parser.parse_known_args()
 print("kvstore got", *others)
-if options.fake_failure:
+if os.environ.get("FAKE_KVSTORE") == "failure":
     sys.exit("error: no tmpfs here")
 (options.arena_dir / "arena").write_bytes(b"kv")
 stop = threading.Event()
@@ -29,12 +28,12 @@ DECODER = """
 import argparse, http.server, os, signal, subprocess, sys, threading
 parser = argparse.ArgumentParser()
 parser.add_argument("--port", type=int)
-parser.add_argument("--fake", default="")
 options, others = parser.parse_known_args()
 print("decoder got", *others)
-if options.fake == "failure":
+fake = os.environ.get("FAKE_DECODER")
+if fake == "failure":
     sys.exit("error: unsupported architecture")
-if options.fake == "children":
+if fake == "children":
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     print("grandchild", child.pid)
 
@@ -44,14 +43,14 @@ class Answers(http.server.BaseHTTPRequestHandler):
             os._exit(3)
         self.send_response(200)
         self.end_headers()
-        if self.path == "/v1/models":
-            self.wfile.write(b'{"data": [{"id": "served-name"}]}')
+        if self.path == "/health":
+            self.wfile.write(b'{"detail": "loading weights"}')
 
     def log_message(self, *_):
         pass
 
 server = http.server.HTTPServer(("127.0.0.1", options.port), Answers)
-if options.fake == "stubborn":
+if fake == "stubborn":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 else:
     signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=server.shutdown).start())

@@ -20,6 +20,7 @@ _SPOKEN_FOR = {
     ".env.example": "what `docker compose` reads; copy to .env",
     ".gitignore": "what git does not keep",
     "LICENSE": "Apache-2.0",
+    "docs/images/policies.png": "misses of eviction policies, drawn by benchmarks/policies.py",
     "pyproject.toml": "one project: dependencies, extras, build hook, tools",
 }
 """Files that cannot say it themselves, or say it for another reader."""
@@ -51,9 +52,9 @@ def summary(root: Path, path: Path) -> str:
     elif path.suffix == ".json":
         first = ""
     else:
-        comments = (line for line in text.splitlines() if re.match(r"(#|//)(?!!)", line))
-        first = next(comments, "")
-    return re.sub(r"^(#|//)+ *(\d+\. )?", "", first).split(". ")[0].rstrip(".:")
+        comments = (line for line in text.splitlines() if re.match(r"(#|//|/\*|<!-- )(?!!)", line))
+        first = re.sub(r" *(\*/|-->)$", "", next(comments, ""))
+    return re.sub(r"^(#|//|/\*|<!--)+ *(\d+\. )?", "", first).split(". ")[0].rstrip(".:")
 
 
 def _lines(root: Path, paths: list[Path], directory: Path) -> Iterator[str]:

@@ -4,6 +4,7 @@ Knows the rooms by their dotted names. Dependencies point down only:
 
     decoder.__main__ > front | engine > models > attention > kv > kernels | contract | settings | metrics
     kvstore > contract
+    command.plan > engine, and all below it; the other commands > contract | decoder.settings
 """
 
 from __future__ import annotations
@@ -33,6 +34,10 @@ def _stack() -> dict[str, tuple[str, ...]]:
         names = tuple(f"{_DECODER}.{room}" for room in floor)
         rooms |= dict.fromkeys(names, below)
         below += names
+    # What a plan counts is what the engine counts. The other commands meet services on the wire.
+    engine = f"{_DECODER}.engine"
+    rooms["services.command.plan"] = (*rooms[engine], engine)
+    rooms["services.command"] = ("services.contract", f"{_DECODER}.settings", "services.command.plan")
     return rooms
 
 
@@ -45,6 +50,7 @@ WITHOUT_TORCH = (
     f"{_DECODER}.settings",
     f"{_DECODER}.metrics",
     f"{_DECODER}.engine.scheduler",
+    *(f"services.command.{name}" for name in ("serve", "store", "chat", "bench", "doctor", "server")),
 )
 """Rooms and files that never reach torch or transformers: not through others, not lazily."""
 

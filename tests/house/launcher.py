@@ -1,6 +1,6 @@
-"""A running `python -m deploy.local` for tests: its output as it comes, and proof that nothing stays behind.
+"""A running `hotset serve` for tests: its output as it comes, and proof that nothing stays behind.
 
-Knows the launcher's command and environment; the services it starts are found from `cwd`.
+Knows the launcher's command; the services it starts are found from `cwd`, the launcher itself is not.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from pathlib import Path
 import psutil
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+HOTSET = (sys.executable, "-P", "-m", "services.command", "serve")
+"""-P: the launcher's own module is the project's, whatever `services` lies in the directory."""
 
 
 class Launcher:
@@ -27,13 +29,15 @@ class Launcher:
         self,
         cwd: Path,
         variables: Mapping[str, str],
-        command: Sequence[str] = (sys.executable, "-m", "deploy.local"),
+        command: Sequence[str] = HOTSET,
         output: int | None = None,
+        *,
+        flags: Sequence[str] = (),
     ) -> None:
-        """`output`: a descriptor that takes the output instead of `lines`."""
+        """`flags` follow the command; `output`: a descriptor that takes the output instead of `lines`."""
         reader, writer = os.pipe() if output is None else (-1, output)
         self.process = subprocess.Popen(
-            command,
+            [*command, *flags],
             cwd=cwd,
             env=os.environ | {"PYTHONPATH": str(ROOT)} | dict(variables),
             stdin=subprocess.DEVNULL,

@@ -13,8 +13,8 @@ import openai
 import psutil
 import pytest
 
-from deploy.local.arena_directory import TMPFS
-from deploy.local.probe import free_port
+from services.command.serve.arena_directory import TMPFS
+from services.command.serve.probe import free_port
 from tests.house.launcher import ROOT, Launcher, wait_until_gone
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]

@@ -15,8 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from deploy.local.arena_directory import PREFIX, TMPFS, ArenaDirectory
-from deploy.local.probe import free_port, is_ready
+from services.command.serve.arena_directory import PREFIX, TMPFS, ArenaDirectory
+from services.command.serve.probe import free_port, is_ready
 from tests.house.fake_services import write_fakes
 from tests.house.launcher import Launcher, wait_until_gone
 
@@ -45,8 +45,8 @@ def _get(port: str, path: str) -> None:
 
 
 def test_from_start_to_ctrl_c(place: Path, port: str) -> None:
-    variables = {"PORT": port, "ARGS": "--max-rows 4 --name 'a b'", "KVSTORE_ARGS": "--arena-bytes 64MiB"}
-    with Launcher(place, variables) as launcher:
+    flags = ["--max-rows", "4", "--served-model-name", "a b", "--store-args=--arena-bytes 64MiB"]
+    with Launcher(place, {}, flags=["--port", port, *flags]) as launcher:
         launcher.wait_for_line(f"http://127.0.0.1:{port}")
         curl = launcher.wait_for_line("curl")
         arena = _arena(launcher)
@@ -56,11 +56,12 @@ def test_from_start_to_ctrl_c(place: Path, port: str) -> None:
         launcher.interrupt()
         assert launcher.finish() == 0, launcher.output
     assert f"curl http://127.0.0.1:{port}/v1/chat/completions" in curl
-    assert '"model": "served-name"' in curl
+    assert '"model": "a b"' in curl
     got = launcher.wait_for_line("decoder got")
     assert "--model /a/model" in got
     assert "--kvstore 127.0.0.1:7" in got
-    assert got.endswith("--max-rows 4 --name a b")
+    assert "--max-rows 4 --served-model-name a b" in got
+    assert "--store-args" not in got
     assert launcher.wait_for_line("kvstore got").endswith("--arena-bytes 64MiB")
     assert launcher.lines.index("decoder | decoder ends") < launcher.lines.index("kvstore | kvstore ends")
     assert launcher.lines[-1] == "hotset  | stopped"
@@ -68,9 +69,26 @@ def test_from_start_to_ctrl_c(place: Path, port: str) -> None:
     wait_until_gone(children)
 
 
+def test_with_a_store_named_it_becomes_the_decoder(place: Path, port: str) -> None:
+    with Launcher(place, {}, flags=["--port", port, "--kvstore", "127.0.0.1:9"]) as launcher:
+        got = launcher.wait_for_line("decoder got")
+        assert launcher.descendants() == []
+        launcher.process.terminate()
+        launcher.finish()
+    assert got == "decoder got --model /a/model --kvstore 127.0.0.1:9"
+    assert "kvstore got" not in launcher.output
+
+
+def test_the_environment_may_name_the_store(place: Path, port: str) -> None:
+    with Launcher(place, {"HOTSET_KVSTORE": "127.0.0.1:9"}, flags=["--port", port]) as launcher:
+        assert launcher.wait_for_line("decoder got") == "decoder got --model /a/model"
+        launcher.process.terminate()
+        launcher.finish()
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_other_signals_stop_it_too(place: Path, port: str, number: signal.Signals) -> None:
-    with Launcher(place, {"PORT": port, "MODEL": str(place)}) as launcher:
+    with Launcher(place, {}, flags=["--port", port, "--model", str(place)]) as launcher:
         launcher.wait_for_line("curl")
         assert f"--model {place} " in launcher.wait_for_line("decoder got")
         arena, children = _arena(launcher), launcher.descendants()
@@ -81,8 +99,8 @@ def test_other_signals_stop_it_too(place: Path, port: str, number: signal.Signal
 
 
 FAILURES = {
-    "kvstore": ({"KVSTORE_ARGS": "--fake-failure"}, "kvstore ended with status 1", "no tmpfs here"),
-    "decoder": ({"ARGS": "--fake failure"}, "decoder ended with status 1", "unsupported architecture"),
+    "kvstore": ({"FAKE_KVSTORE": "failure"}, "kvstore ended with status 1", "no tmpfs here"),
+    "decoder": ({"FAKE_DECODER": "failure"}, "decoder ended with status 1", "unsupported architecture"),
 }
 
 
@@ -91,7 +109,7 @@ def test_a_service_that_dies_at_start(
     place: Path, port: str, variables: dict[str, str], reason: str, detail: str
 ) -> None:
     before = set(TMPFS.glob(f"{PREFIX}*"))
-    with Launcher(place, {"PORT": port} | variables) as launcher:
+    with Launcher(place, variables, flags=["--port", port]) as launcher:
         assert launcher.finish() == 1
     error = launcher.output[launcher.output.index("error: ") :]
     assert reason in error
@@ -100,7 +118,7 @@ def test_a_service_that_dies_at_start(
 
 
 def test_a_service_that_dies_later(place: Path, port: str) -> None:
-    with Launcher(place, {"PORT": port}) as launcher:
+    with Launcher(place, {}, flags=["--port", port]) as launcher:
         launcher.wait_for_line("curl")
         arena = _arena(launcher)
         _get(port, "/die")
@@ -111,7 +129,7 @@ def test_a_service_that_dies_later(place: Path, port: str) -> None:
 
 
 def test_a_killed_service_is_named_with_its_signal(place: Path, port: str) -> None:
-    with Launcher(place, {"PORT": port}) as launcher:
+    with Launcher(place, {}, flags=["--port", port]) as launcher:
         launcher.wait_for_line("curl")
         [kvstore] = [child for child in launcher.descendants() if "services.kvstore" in child.cmdline()]
         kvstore.kill()
@@ -124,7 +142,7 @@ def test_a_busy_port(place: Path) -> None:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        with Launcher(place, {"PORT": str(port)}) as launcher:
+        with Launcher(place, {}, flags=["--port", str(port)]) as launcher:
             assert launcher.finish() == 1
     assert f"port {port} of 127.0.0.1 is busy" in launcher.output
     assert f"make run PORT={port + 1}" in launcher.output
@@ -132,26 +150,26 @@ def test_a_busy_port(place: Path) -> None:
 
 
 REFUSED = {
-    "not a number": ({"PORT": "http"}, "PORT=http is no port"),
-    "too large": ({"PORT": "65536"}, "PORT=65536 is no port"),
-    "zero": ({"PORT": "0"}, "PORT=0 is no port"),
-    "set twice": ({"ARGS": "--port 8001"}, "set PORT= instead"),
-    "set twice, joined": ({"ARGS": "--model=/m"}, "set MODEL= instead"),
-    "no such model": ({"MODEL": "/no/such/checkpoint"}, "MODEL=/no/such/checkpoint is no directory"),
-    "open quote": ({"ARGS": "--name 'a"}, "cannot be split"),
+    "not a number": (["--port", "http"], "port: Input should be a valid integer"),
+    "too large": (["--port", "65536"], "port: Input should be less than"),
+    "zero": (["--port", "0"], "--port 0 is no port"),
+    "no such flag": (["--prot", "8001"], "--prot"),
+    "no such model": (["--model", "/no/such/checkpoint"], "--model /no/such/checkpoint is no directory"),
+    "open quote": (["--store-args=--listen 'a"], "cannot be split"),
+    "two stores": (["--kvstore=h:1", "--store-args=--arena-bytes 1GiB"], "leave one of them out"),
 }
 
 
-@pytest.mark.parametrize(("variables", "reason"), REFUSED.values(), ids=REFUSED)
-def test_refused_before_anything_starts(place: Path, variables: dict[str, str], reason: str) -> None:
-    with Launcher(place, variables) as launcher:
-        assert launcher.finish() == 1
+@pytest.mark.parametrize(("flags", "reason"), REFUSED.values(), ids=REFUSED)
+def test_refused_before_anything_starts(place: Path, flags: list[str], reason: str) -> None:
+    with Launcher(place, {}, flags=flags) as launcher:
+        assert launcher.finish() == 2
     assert reason in launcher.output
     assert "Traceback" not in launcher.output
 
 
 def test_a_second_ctrl_c_ends_a_stubborn_service(place: Path, port: str) -> None:
-    with Launcher(place, {"PORT": port, "ARGS": "--fake stubborn"}) as launcher:
+    with Launcher(place, {"FAKE_DECODER": "stubborn"}, flags=["--port", port]) as launcher:
         launcher.wait_for_line("curl")
         arena, children = _arena(launcher), launcher.descendants()
         launcher.interrupt()
@@ -165,7 +183,7 @@ def test_a_second_ctrl_c_ends_a_stubborn_service(place: Path, port: str) -> None
 
 
 def test_what_a_service_leaves_behind_is_ended(place: Path, port: str) -> None:
-    with Launcher(place, {"PORT": port, "ARGS": "--fake children"}) as launcher:
+    with Launcher(place, {"FAKE_DECODER": "children"}, flags=["--port", port]) as launcher:
         launcher.wait_for_line("curl")
         grandchild = psutil.Process(int(launcher.wait_for_line("grandchild").split()[-1]))
         launcher.interrupt()
@@ -174,7 +192,7 @@ def test_what_a_service_leaves_behind_is_ended(place: Path, port: str) -> None:
 
 
 def test_a_killed_launcher_takes_its_services_along(place: Path, port: str) -> None:
-    with Launcher(place, {"PORT": port}) as launcher:
+    with Launcher(place, {}, flags=["--port", port]) as launcher:
         launcher.wait_for_line("curl")
         arena, children = _arena(launcher), launcher.descendants()
         launcher.process.kill()
@@ -189,7 +207,7 @@ def test_a_killed_launcher_takes_its_services_along(place: Path, port: str) -> N
 
 def test_nobody_reads_the_output_any_more(place: Path, port: str) -> None:
     reader, writer = os.pipe()
-    with Launcher(place, {"PORT": port}, output=writer) as launcher:
+    with Launcher(place, {}, flags=["--port", port], output=writer) as launcher:
         os.close(writer)
         assert b"hotset" in os.read(reader, 4096)
         os.close(reader)

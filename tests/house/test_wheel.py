@@ -34,8 +34,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_it_holds_every_source_and_the_stubs(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-    for path in (ROOT / "services").rglob("*.py"):
-        assert str(path.relative_to(ROOT)) in names
+    for path in (ROOT / "services").rglob("*"):
+        if path.is_file() and "__pycache__" not in path.parts:
+            assert str(path.relative_to(ROOT)) in names
     for proto in (ROOT / "proto").rglob("*.proto"):
         stem = str(proto.relative_to(ROOT / "proto").with_suffix(""))
         for suffix in ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py", "_pb2_grpc.pyi"):
@@ -53,6 +54,15 @@ def test_kvstore_runs_from_it_without_an_extra(wheel: Path, tmp_path: Path) -> N
     command = [python, "-m", "services.kvstore", "--help"]
     answer = subprocess.run(command, cwd=tmp_path, env={}, capture_output=True, text=True, check=True)
     assert "--arena-dir" in answer.stdout
+    hotset = str(venv / "bin/hotset")
+    same = subprocess.run(
+        [hotset, "store", "--help"], cwd=tmp_path, env={}, capture_output=True, text=True, check=True
+    )
+    assert same.stdout == answer.stdout
+    lacks = subprocess.run(
+        [hotset, "plan", "llama"], cwd=tmp_path, env={}, capture_output=True, text=True, check=False
+    )
+    assert (lacks.returncode, "pip install 'hotset[decoder]'" in lacks.stderr) == (1, True)
     for absent in ("torch", "transformers", "fastapi"):
         result = subprocess.run([python, "-c", f"import {absent}"], capture_output=True, check=False)
         assert result.returncode != 0, absent

@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from deploy.local.probe import free_port
+from services.command.serve.probe import free_port
 from tests.front.live import until
 
 COMMANDS = {"vllm": ("vllm-router",), "sglang": ("sglang-router", "launch")}

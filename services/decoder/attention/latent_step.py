@@ -12,6 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from services.decoder.attention.block_heart import BlockHeart
+from services.decoder.attention.block_step import BlockStep
 from services.decoder.attention.heart import Heart
 from services.decoder.attention.latent_heart import DecodeChoice, IndexInput, LatentHeart
 from services.decoder.attention.step import Step
@@ -75,4 +77,6 @@ def step_over(
     """A step of the kind that a heart serves."""
     if isinstance(heart, LatentHeart):
         return LatentStep(heart, decode, chunks)
+    if isinstance(heart, BlockHeart):
+        return BlockStep(heart, decode, chunks)
     return Step(heart, decode, chunks)

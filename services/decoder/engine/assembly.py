@@ -16,7 +16,10 @@ from services.decoder.attention.everything import Everything
 from services.decoder.attention.heart import Heart
 from services.decoder.attention.latent_heart import LatentHeart
 from services.decoder.attention.quest import Quest
+from services.decoder.attention.recorder import Recorded, RecordedTokens
+from services.decoder.attention.selection_file import FileHeader, SelectionWriter
 from services.decoder.attention.selector import Selector, TokenSelector
+from services.decoder.engine.block_assembly import block_heart
 from services.decoder.engine.capacity_book import CapacityBook
 from services.decoder.engine.decode_graphs import DecodeGraphs
 from services.decoder.engine.device_sampler import DeviceSampler
@@ -36,6 +39,7 @@ from services.decoder.kv.bounds_index import BoundsIndex
 from services.decoder.kv.full import Full
 from services.decoder.kv.history import Window
 from services.decoder.kv.hot_buffer import HotBuffer
+from services.decoder.kv.miss_curve import MissCurve
 from services.decoder.kv.paged_index import PagedIndex
 from services.decoder.kv.remote_arena import RemoteArena
 from services.decoder.kv.remote_path import RemotePath
@@ -67,6 +71,7 @@ def assemble(
     """
     shape, settings = plan.shape, plan.settings
     kernels = step_kernels(plan, device)
+    writer = selection_writer(plan, device)
     tables = RowTables(settings.max_rows, plan.max_pages, device)
     residence: Residence
     if isinstance(arena, RemoteArena):
@@ -75,7 +80,8 @@ def assemble(
         residence = RemoteTiered(kernels, arena, hot, tables, remote_path)
     elif settings.kv_mode == "tiered":
         hot = HotBuffer(shape, settings.max_rows, plan.max_blocks, plan.hot_classes, device)
-        residence = Tiered(kernels, arena, hot, tables, arena_path(plan, kernels, arena, device, reads=True))
+        path = arena_path(plan, kernels, arena, device, reads=True)
+        residence = Tiered(kernels, arena, hot, tables, path, miss_curve(plan, device))
     else:
         window = Window(kernels, shape, settings.whole_window_tokens, device)
         path = arena_path(plan, kernels, arena, device, reads=False)
@@ -86,8 +92,13 @@ def assemble(
             layer: wrap_tokens(layer, Dsa(keys.entries(layer), shape.page_tokens, plan.top_k))
             for layer in plan.index_layers
         }
+        if writer is not None:
+            choosing = {layer: RecordedTokens(own, layer, writer) for layer, own in choosing.items()}
         latent_heart = LatentHeart(kernels, shape, residence, choosing)
         return Runner(model, shape, tables, residence, keys, latent_heart, HostDraw(), None)
+    if model.spec.blocks is not None:
+        found = block_heart(plan, model.spec.blocks, arena, kernels, residence, writer, device)
+        return Runner(model, shape, tables, residence, found[1], found[0], HostDraw(), None)
     bounds = None
     if plan.sparse_layers:
         bounds = BoundsIndex(arena, shape, plan.device_pages, plan.sparse_layers, device)
@@ -99,6 +110,8 @@ def assemble(
         for layer in range(shape.layers)
     ]
     selectors = [wrap(layer, selector) for layer, selector in enumerate(selectors)]
+    if writer is not None:
+        selectors = [Recorded(own, layer, writer) for layer, own in enumerate(selectors)]
     heart = Heart(kernels, shape, residence, selectors)
     if device.type != "cuda":
         return Runner(model, shape, tables, residence, bounds, heart, HostDraw(), None)
@@ -163,6 +176,25 @@ def step_kernels(plan: MemoryPlan, device: torch.device) -> StepKernels:
     return GpuKernels(rows, kv_heads, device, skip_io=plan.settings.probe_no_io)
 
 
+def selection_writer(plan: MemoryPlan, device: torch.device) -> SelectionWriter | None:
+    """The file of what is chosen, begun; None where the settings want none.
+
+    Raises:
+        SetupError: it cannot be made, or decode steps run as graphs, in which nothing can be noted.
+    """
+    path = plan.settings.selections_file
+    if path is None:
+        return None
+    if device.type == "cuda" and plan.settings.decode_graphs:
+        raise SetupError("--record-selections on a GPU needs --no-decode-graphs: a graph has nobody to note")
+    try:
+        return SelectionWriter(
+            path, FileHeader(plan.shape.layers, plan.shape.groups, plan.shape.block_tokens)
+        )
+    except OSError as error:
+        raise SetupError(f"--record-selections {path}: {error.strerror}") from error
+
+
 def arena_path(
     plan: MemoryPlan, kernels: StepKernels, arena: ArenaMap, device: torch.device, *, reads: bool
 ) -> ArenaPath:
@@ -173,6 +205,24 @@ def arena_path(
     from services.decoder.kv.streamed_path import StreamedPath  # needs the gpu extra
 
     return StreamedPath(kernels, arena, plan.shape, window_tokens, device, reads=reads)
+
+
+def miss_curve(plan: MemoryPlan, device: torch.device) -> MissCurve | None:
+    """Over some of the layers that choose, evenly spread; None where no choices are sampled.
+
+    Raises:
+        SetupError: asked for on a GPU, where choices stay on the device, inside captured graphs.
+    """
+    settings = plan.settings
+    if device.type != "cpu":
+        if settings.sampled_layers and "sampled_layers" in settings.model_fields_set:
+            raise SetupError("--sampled-layers: choices are sampled on a CPU only; leave it out")
+        return None
+    choosing = plan.index_layers
+    count = min(settings.sampled_layers, len(choosing))
+    if not count:
+        return None
+    return MissCurve([choosing[(2 * place + 1) * len(choosing) // (2 * count)] for place in range(count)])
 
 
 def page_hasher(plan: MemoryPlan, fingerprint: bytes) -> PageHasher | None:

@@ -44,7 +44,7 @@ def hot_classes(
         dense = _class(shape, dense_layers, max_blocks, max_blocks, settings.max_rows * max_blocks, limit)
         classes.append(dense)
         if budget is not None:
-            budget -= dense.parcels * _parcel_bytes(shape, dense)
+            budget -= dense.parcels * parcel_bytes(shape, dense)
     if sparse_layers:
         floor = min(settings.floor_tokens // shape.block_tokens, max_blocks)
         most = max(floor, min(max_blocks, _MOST_LANE_SLOTS))
@@ -62,7 +62,7 @@ def _class(
     floor, most = -(-floor_blocks // size), -(-most_blocks // size)
     followers = sum(not shape.chooses(layer) for layer in range(shape.layers - layers, shape.layers))
     made = HotClass(layers, max(floor, -(-wanted_blocks // size)), size, floor, most, followers)
-    a_parcel = _parcel_bytes(shape, made)
+    a_parcel = parcel_bytes(shape, made)
     parcels = made.parcels if limit is None else min(made.parcels, limit // a_parcel)
     if parcels < floor:
         raise SetupError(
@@ -73,7 +73,7 @@ def _class(
     return replace(made, parcels=parcels, most=min(most, parcels))
 
 
-def _parcel_bytes(shape: KvShape, of: HotClass) -> int:
-    """A parcel in all layers of its class, with its tables."""
+def parcel_bytes(shape: KvShape, of: HotClass) -> int:
+    """Bytes of a parcel in all layers of its class, with its tables."""
     slots = shape.groups * of.parcel_slots
     return slots * (of.layers * shape.block_bytes + (of.layers - of.followers) * _TABLE_BYTES)

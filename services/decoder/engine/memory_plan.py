@@ -28,7 +28,8 @@ RECORD_FORMAT = b"gqa-kv-1"
 def kv_shape(settings: DecoderSettings, spec: ModelSpec, dtype: torch.dtype) -> KvShape:
     """Sizes of records, blocks and pages."""
     shared = settings.selector == "quest" and settings.quest_sharing == "layer"
-    latent = spec.latent
+    latent, blocks = spec.latent, spec.blocks
+    own_index = latent.index_dim if latent else blocks.entry_elements if blocks else 0
     return KvShape(
         layers=spec.layers,
         kv_heads=spec.kv_heads,
@@ -38,7 +39,7 @@ def kv_shape(settings: DecoderSettings, spec: ModelSpec, dtype: torch.dtype) -> 
         page_tokens=settings.page_tokens,
         dtype=dtype,
         latent=latent.latent if latent else 0,
-        index_dim=latent.index_dim if latent else 0,
+        index_dim=own_index,
         anchors=latent.anchors if latent else (),
     )
 

@@ -1,10 +1,11 @@
-"""What the settings mean for one model: one that chooses by an indexer of its own leaves less to choose.
+"""What the settings mean for one model: one that chooses by itself leaves less to choose.
 
 Knows settings and the model's sizes. What an operator said and the model does not do is refused, not ignored.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TypeVar
 
 from pydantic import ValidationError
@@ -23,28 +24,60 @@ def settings_for(settings: Settings, spec: ModelSpec) -> Settings:
     Raises:
         SetupError: something was asked for that this model's attention is not, or that hotset cannot do yet.
     """
-    latent, kind = spec.latent, spec.config.model_type
-    if latent is None:
-        if settings.selector == "dsa":
-            raise SetupError(f"--selector dsa: a {kind} model has no indexer; use quest or everything")
+    chooses = spec.latent is not None or spec.blocks is not None
+    if chooses and resolve_device(settings.device).type != "cpu":
+        raise SetupError(
+            f"{spec.config.model_type} models are served on a CPU only so far; run with --device cpu"
+        )
+    return as_the_model_chooses(settings, spec)
+
+
+def as_the_model_chooses(settings: Settings, spec: ModelSpec) -> Settings:
+    """The same on any device.
+
+    Raises:
+        SetupError: something was asked for that this model's attention is not.
+    """
+    kind, own = spec.config.model_type, _own(spec)
+    if own is None:
+        if settings.selector not in ("quest", "everything"):
+            raise SetupError(
+                f"--selector {settings.selector}: a {kind} model does not choose; use quest or everything"
+            )
         return settings
-    if resolve_device(settings.device).type != "cpu":
-        raise SetupError(f"{kind} models are served on a CPU only so far; run with --device cpu")
-    own: dict[str, object] = {
-        "selector": "dsa",
-        "block_tokens": 1,
-        "budget_tokens": latent.top_k,
-        "dense_layers": 0,
-    }
     for name, value in own.items():
         asked = getattr(settings, name)
         if name in settings.model_fields_set and asked != value:
-            raise SetupError(
-                f"--{name.replace('_', '-')} {asked}: a {kind} model's own indexer chooses, {latent.top_k} "
-                f"single tokens in every layer; leave it out"
-            )
+            raise SetupError(f"--{name.replace('_', '-')} {asked}: {_choice(spec)}; leave it out")
     said = {name: getattr(settings, name) for name in settings.model_fields_set}
+    if spec.blocks is not None and "page_tokens" not in said:
+        own["page_tokens"] = math.lcm(settings.page_tokens, spec.blocks.block_tokens)
     try:
         return type(settings).model_validate(said | own)
     except ValidationError as error:
-        raise SetupError(f"{error.errors()[0]['msg']} (of a {kind} model's own indexer)") from error
+        raise SetupError(f"{error.errors()[0]['msg']} (of a {kind} model's own choice)") from error
+
+
+def _own(spec: ModelSpec) -> dict[str, object] | None:
+    """The settings that are the model's to make; None where they are the operator's."""
+    if spec.latent is not None:
+        top_k = spec.latent.top_k
+        return {"selector": "dsa", "block_tokens": 1, "budget_tokens": top_k, "dense_layers": 0}
+    blocks = spec.blocks
+    if blocks is None:
+        return None
+    return {
+        "selector": blocks.selector,
+        "block_tokens": blocks.block_tokens,
+        "budget_tokens": blocks.read_blocks * blocks.block_tokens,
+        "dense_layers": blocks.dense_layers,
+    }
+
+
+def _choice(spec: ModelSpec) -> str:
+    """What the model chooses, for people."""
+    kind = spec.config.model_type
+    if spec.latent is not None:
+        return f"a {kind} model's own indexer chooses, {spec.latent.top_k} single tokens in every layer"
+    assert spec.blocks is not None
+    return f"a {kind} model itself chooses, {spec.blocks.top_k} blocks of {spec.blocks.block_tokens} tokens"

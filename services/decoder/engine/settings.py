@@ -27,3 +27,9 @@ class EngineSettings(DecoderSettings):
         if len(self.devices) > 1:
             raise ValueError("an engine has one device; the front starts one for each of several")
         return self
+
+    @property
+    def selections_file(self) -> Path | None:
+        """The file that was asked for, or of engines behind the first one, one beside it."""
+        path = self.record_selections
+        return path.with_name(f"{path.name}.{self.engine_index}") if path and self.engine_index else path

@@ -17,11 +17,12 @@ from services.decoder.front.error_handlers import error_response
 from services.decoder.front.errors import InternalFault
 from services.decoder.front.record import Record, state_with
 from services.decoder.front.request_metrics import RequestMetrics
+from services.decoder.front.routes.page import PATHS
 
 REQUEST_ID_HEADER = "x-request-id"
 # One that could break a log line, or fill it, is replaced.
 _GOOD_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
-_QUIET = ("/health", "/ready", "/metrics")
+_QUIET = ("/health", "/ready", "/metrics", *PATHS)
 
 _log = logging.getLogger(__name__)
 

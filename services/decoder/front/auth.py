@@ -13,9 +13,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.decoder.front.error_handlers import error_response
 from services.decoder.front.errors import InvalidApiKey
+from services.decoder.front.routes.page import PATHS
 
-OPEN_PATHS = frozenset(("/health", "/ready", "/metrics", "/version", "/openapi.json"))
-"""For probes, scrapers and tools; they tell nothing of anyone's prompts."""
+OPEN_PATHS = frozenset(("/health", "/ready", "/metrics", "/version", "/openapi.json", *PATHS))
+"""For probes, scrapers, tools and the status page's files; they tell nothing of anyone's prompts."""
 
 
 class BearerAuth:

@@ -143,6 +143,7 @@ class EngineCollector(Collector):
         yield probe
         yield self._info(engine)
         yield self._arena(engine)
+        yield self._arena_pages(engine)
         yield from _families(self._last, engine)
 
     def _info(self, engine: str) -> Metric:
@@ -172,6 +173,14 @@ class EngineCollector(Collector):
             arena.add_metric([engine, "unregistered"], float(rest))
         return arena
 
+    def _arena_pages(self, engine: str) -> Metric:
+        pages = GaugeMetricFamily(
+            "hotset_arena_pages", "Pages that the arena has room for.", labels=["engine"]
+        )
+        if self._supervisor.told.arena_pages:
+            pages.add_metric([engine], float(self._supervisor.told.arena_pages))
+        return pages
+
 
 def _families(stats: engine_pb2.EngineStats | None, engine: str) -> Iterator[Metric]:
     gauges = (
@@ -185,6 +194,7 @@ def _families(stats: engine_pb2.EngineStats | None, engine: str) -> Iterator[Met
         ("hotset_host_pages_held", "Pages of the arena that the engine holds.", "host_pages_held"),
     )
     yield from _hot_rows(stats, engine)
+    yield from _curve(stats, engine)
     for name, text, field in gauges:
         gauge = GaugeMetricFamily(name, text, labels=["engine"])
         if stats is not None:
@@ -206,6 +216,25 @@ def _families(stats: engine_pb2.EngineStats | None, engine: str) -> Iterator[Met
         for layer in () if stats is None else stats.layers:
             counter.add_metric([engine, str(layer.layer)], _value(layer, field) * factor)
         yield counter
+
+
+def _curve(stats: engine_pb2.EngineStats | None, engine: str) -> Iterator[Metric]:
+    blocks = CounterMetricFamily(
+        "hotset_hot_buffer_sampled_blocks",
+        "Chosen blocks that were looked at for hotset_hot_buffer_sampled_misses_total.",
+        labels=["engine"],
+    )
+    misses = CounterMetricFamily(
+        "hotset_hot_buffer_sampled_misses",
+        "Of these, blocks that hot buffers so many times as large would have missed.",
+        labels=["engine", "size"],
+    )
+    if stats is not None and stats.curve:
+        blocks.add_metric([engine], float(stats.sampled_blocks))
+        for point in stats.curve:
+            misses.add_metric([engine, f"{point.size:g}x"], float(point.misses))
+    yield blocks
+    yield misses
 
 
 def _hot_rows(stats: engine_pb2.EngineStats | None, engine: str) -> Iterator[Metric]:

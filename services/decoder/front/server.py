@@ -105,12 +105,16 @@ class _Life:
             template=template,
             engines=engines,
             running=Running(),
-            metrics=RequestMetrics(registry),
+            metrics=RequestMetrics(registry, range(len(engines.supervisors))),
             collector=collector,
             role=role_of(settings, model),
         )
         app = build_app(
-            self._front, registry, api_keys=settings.api_keys, max_body_bytes=settings.max_body_bytes
+            self._front,
+            registry,
+            api_keys=settings.api_keys,
+            max_body_bytes=settings.max_body_bytes,
+            dashboards_url=settings.dashboards_url,
         )
         self._server = _Server(
             uvicorn.Config(

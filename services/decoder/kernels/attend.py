@@ -12,7 +12,13 @@ from torch.nn.functional import scaled_dot_product_attention
 
 
 def attend_slots(
-    query: Tensor, pool: Tensor, slots: Tensor, selected: Tensor, length: Tensor, scaling: float
+    query: Tensor,
+    pool: Tensor,
+    slots: Tensor,
+    selected: Tensor,
+    length: Tensor,
+    scaling: float,
+    first: Tensor | None = None,
 ) -> Tensor:
     """One query a row over the blocks its lanes chose, masked to the row's true length.
 
@@ -23,6 +29,7 @@ def attend_slots(
         selected: [rows * groups, top_k] int32, the blocks in those slots, -1 = none.
         length: [rows * groups] int64 tokens, the newest included.
         scaling: factor on q.k.
+        first: [rows * groups] int64, the first token of each that is seen; None = all in those blocks.
 
     Returns:
         [rows, query heads, head_dim].
@@ -36,9 +43,11 @@ def attend_slots(
     records = records.view(lanes, top_k * block_tokens, 2, heads, head_dim).permute(2, 0, 3, 1, 4)
     position = selected.unsqueeze(2) * block_tokens + torch.arange(block_tokens, device=pool.device)
     seen = (position < length.view(-1, 1, 1)) & (selected >= 0).unsqueeze(2)
+    if first is not None:
+        seen &= position >= first.view(-1, 1, 1)
     # The query heads that share a KV head stand where torch expects several query positions.
     out = scaled_dot_product_attention(
-        query.view(lanes, heads, -1, head_dim),
+        query.reshape(lanes, heads, -1, head_dim),
         records[0],
         records[1],
         attn_mask=seen.view(lanes, 1, 1, -1),

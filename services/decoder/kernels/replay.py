@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from services.decoder.kernels.count import count
 from services.decoder.kernels.counter import Counter
 from services.decoder.kernels.lru import Assignment
 from services.decoder.kernels.step_kernels import LayerStore, MissPlan
@@ -47,5 +48,5 @@ def replay(layer: LayerStore, plan: MissPlan) -> None:
     source, target = fetches(plan)
     layer.pool.index_copy_(0, target, layer.arena.index_select(0, source))
     misses = target.shape[0]
-    layer.counters[Counter.MISSES] += misses
-    layer.counters[Counter.FETCHED_BYTES] += misses * layer.pool.shape[1] * layer.pool.element_size()
+    fetched = misses * layer.pool.shape[1] * layer.pool.element_size()
+    count(layer.counters, {Counter.MISSES: misses, Counter.FETCHED_BYTES: fetched})

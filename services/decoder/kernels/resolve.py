@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from services.decoder.kernels.count import count
 from services.decoder.kernels.counter import Counter
 from services.decoder.kernels.lru import Assignment, assign
 from services.decoder.kernels.step_kernels import LayerStore
@@ -31,10 +32,14 @@ def resolve(
     if misses and layer.arena is not None:
         source = host_blocks[result.miss_lane, result.miss_block]
         layer.pool.index_copy_(0, result.miss_slot, layer.arena.index_select(0, source))
-    counters = layer.counters
-    counters[Counter.CHOSEN] += result.hits + misses
-    counters[Counter.HITS] += result.hits
-    counters[Counter.MISSES] += misses
-    counters[Counter.EVICTIONS] += result.evictions
-    counters[Counter.FETCHED_BYTES] += misses * layer.pool.shape[1] * layer.pool.element_size()
+    count(
+        layer.counters,
+        {
+            Counter.CHOSEN: result.hits + misses,
+            Counter.HITS: result.hits,
+            Counter.MISSES: misses,
+            Counter.EVICTIONS: result.evictions,
+            Counter.FETCHED_BYTES: misses * layer.pool.shape[1] * layer.pool.element_size(),
+        },
+    )
     return result

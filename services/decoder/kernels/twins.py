@@ -14,6 +14,7 @@ from services.decoder.kernels.append import append, make_records
 from services.decoder.kernels.attend import attend_slots
 from services.decoder.kernels.attend_part import Part, merge_parts
 from services.decoder.kernels.bounds import BlockBounds, append_bounds, fill_bounds
+from services.decoder.kernels.count import count
 from services.decoder.kernels.counter import Counter
 from services.decoder.kernels.decode_batch import DecodeBatch
 from services.decoder.kernels.gather_pages import gather_pages
@@ -57,8 +58,7 @@ class Twins:
         slots = blocks.gather(1, selected.long().clamp_min(0)).masked_fill_(absent, -1)
         open_slot = blocks.gather(1, batch.lane_open_block.unsqueeze(1)).squeeze(1)
         chosen = selected.numel() - int(torch.count_nonzero(absent))
-        counters[Counter.CHOSEN] += chosen
-        counters[Counter.HITS] += chosen
+        count(counters, {Counter.CHOSEN: chosen, Counter.HITS: chosen})
         return Placement(slots.int(), open_slot.int())
 
     def append(

@@ -16,6 +16,7 @@ from services.decoder.kernels.step_kernels import Placement
 from services.decoder.kv.batch import PrefillChunk
 from services.decoder.kv.history import KeysValues
 from services.decoder.kv.hot_class import Resize
+from services.decoder.kv.miss_curve import MissCurve
 
 
 class SlotCount(NamedTuple):
@@ -29,6 +30,7 @@ class Residence(Protocol):
     """Holds the KV of all rows. Calls come from the engine's loop alone."""
 
     counters: Tensor  # [layers, len(Counter)] int64, since start
+    curve: MissCurve | None  # of sampled choices; None where none are
 
     def seat(self, row: int, tokens: int) -> None:
         """Make `row` ready to decode after its prefill of `tokens` tokens; its tables are filled in."""

@@ -26,7 +26,7 @@ class KvShape:
     page_tokens: int
     dtype: torch.dtype
     latent: int = 0  # numbers of a key that are its value too; 0 = values have their own
-    index_dim: int = 0  # of a DSA index key, one a token; 0 = an index would hold bounds of blocks
+    index_dim: int = 0  # of a block in a model's own index (DSA: a token's key); 0 = bounds of blocks, if any
     anchors: tuple[int, ...] = ()  # by layer, the one whose choice it follows; empty = its own
 
     def __post_init__(self) -> None:

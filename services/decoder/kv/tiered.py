@@ -21,6 +21,7 @@ from services.decoder.kv.batch import PrefillChunk
 from services.decoder.kv.history import KeysValues
 from services.decoder.kv.hot_buffer import HotBuffer
 from services.decoder.kv.hot_class import Resize
+from services.decoder.kv.miss_curve import LaneChoice, MissCurve
 from services.decoder.kv.residence import SlotCount
 from services.decoder.kv.row_tables import RowTables
 
@@ -29,11 +30,21 @@ class Tiered:
     """The Residence of DESIGN section 3."""
 
     def __init__(
-        self, kernels: StepKernels, arena: ArenaMap | None, hot: HotBuffer, tables: RowTables, path: ArenaPath
+        self,
+        kernels: StepKernels,
+        arena: ArenaMap | None,
+        hot: HotBuffer,
+        tables: RowTables,
+        path: ArenaPath,
+        curve: MissCurve | None = None,
     ) -> None:
-        """Without an arena in reach, remote_tiered.py brings the bytes."""
+        """Without an arena in reach, remote_tiered.py brings the bytes.
+
+        `curve` is told what its layers choose; it reads every choice on the host, so only on a CPU.
+        """
         shape = hot.shape
         self.hot = hot
+        self.curve = curve
         self._kernels = kernels
         self._shape = shape
         self._tables = tables
@@ -71,6 +82,8 @@ class Tiered:
     def leave(self, row: int) -> None:
         """Take the row's hot slots."""
         self.hot.leave(row)
+        if self.curve is not None:
+            self.curve.leave(row)
 
     def resize(self, resizes: Sequence[Resize]) -> None:
         """Of the hot buffer; bytes move on the device where a row shrinks."""
@@ -78,9 +91,20 @@ class Tiered:
 
     def resolve(self, layer: int, batch: DecodeBatch, selected: Tensor) -> Placement:
         """The resolve of DESIGN section 4."""
+        if self.curve is not None and layer in self.curve.layers:
+            self.curve.note(layer, self._choices(layer, batch, selected))
         return self._kernels.resolve(
             batch, self._layers[layer], selected, followed=self._shape.followed(layer)
         )
+
+    def _choices(self, layer: int, batch: DecodeBatch, selected: Tensor) -> Iterator[LaneChoice]:
+        """What one group chose in each row: another group in each layer, and always the same one there."""
+        groups = self._shape.groups
+        chosen = selected.view(-1, groups, selected.shape[1])[:, layer % groups].numpy()
+        capacity = self._layers[layer].tables.capacity.index_select(0, batch.seats).tolist()
+        opened = batch.open_block.tolist()
+        for place, row in enumerate(batch.seats.tolist()):
+            yield LaneChoice(row, capacity[place], opened[place], chosen[place])
 
     def follow(self, layer: int, batch: DecodeBatch, selected: Tensor, anchor: Placement) -> Placement:
         """The anchor's slots, filled with this layer's bytes."""

@@ -8,7 +8,11 @@ from __future__ import annotations
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from services.decoder.attention.block_selector import BlockInput
+from services.decoder.attention.block_step import BlockStep
 from services.decoder.attention.step import Step
+from services.decoder.models import nsa
+from services.decoder.models.block_attention import attend_gated
 
 ATTENTION_NAME = "hotset"
 
@@ -23,6 +27,8 @@ def hotset_attention(
     step: Step,
     layer_idx: int | None = None,
     scaling: float,
+    branch_gates: Tensor | None = None,
+    block_indices: BlockInput | None = None,
     **_unused: object,  # the interface passes more than we need: dropout, position_ids, cache flags
 ) -> tuple[Tensor, None]:
     """One layer's attention over a packed batch.
@@ -36,6 +42,8 @@ def hotset_attention(
         step: this forward pass.
         layer_idx: unused; models that pass it agree with the module.
         scaling: factor on q.k.
+        branch_gates: of NSA, [1, tokens, branches * query heads].
+        block_indices: what the indexer made of the tokens, in a layer of MiniMax-M3 that has one.
 
     Returns:
         [1, tokens, query heads, head_dim], and no weights.
@@ -45,9 +53,20 @@ def hotset_attention(
     number = module.layer_idx
     assert isinstance(number, int)
     query, key, value = (part.squeeze(0).transpose(0, 1) for part in (query, key, value))
-    return step.attend(number, query, key, value, scaling).unsqueeze(0), None
+    if isinstance(module, nsa.NsaAttention):
+        assert isinstance(step, BlockStep)
+        assert branch_gates is not None, "the module made them"
+        weights = module.compress_weights
+        out = attend_gated(step, number, query, key, value, scaling, branch_gates.squeeze(0), weights)
+    elif block_indices is not None:
+        assert isinstance(step, BlockStep)
+        [out] = step.attend_blocks(number, query, key, value, block_indices, scaling)
+    else:
+        out = step.attend(number, query, key, value, scaling)
+    return out.unsqueeze(0), None
 
 
 def register() -> None:
-    """Make the attention known to transformers, whose registry is the process's."""
+    """Make the attention and NSA known to transformers, whose registries are the process's."""
+    nsa.register()
     AttentionInterface.register(ATTENTION_NAME, hotset_attention)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from services.decoder.attention.latent_step import LatentStep
 from services.decoder.attention.step import Step
 from services.decoder.kernels.dense import DenseOps
+from services.decoder.models.block_attention import wire_indexers
 from services.decoder.models.decode_layers import DecodeLayers, fusable
 from services.decoder.models.latent_attention import wire
 from services.decoder.models.spec import ModelSpec
@@ -46,6 +47,8 @@ class CausalLM:
         self._model.train(False).requires_grad_(False)
         if spec.latent is not None:
             wire(self._model, spec.config.model_type, spec.latent)
+        if spec.blocks is not None and spec.blocks.selector == "block_index":
+            wire_indexers(self._model)
         self._layers = self._model.get_submodule("model")
         self._head = self._model.get_submodule("lm_head")
         self._scale = 1.0 / float(getattr(spec.config, "logits_scaling", None) or 1.0)  # granite divides

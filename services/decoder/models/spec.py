@@ -14,6 +14,8 @@ from typing import Any
 from transformers import AutoConfig, PreTrainedConfig
 
 from services.contract.errors import SetupError
+from services.decoder.models import nsa
+from services.decoder.models.block_spec import BLOCK_TYPES, BlockSpec, block_refusal
 from services.decoder.models.fp8_weights import ScaledBlock
 from services.decoder.models.latent_spec import LATENT_TYPES, LatentSpec, latent_refusal
 
@@ -22,15 +24,24 @@ SUPPORTED = (
     "glm_moe_dsa",
     "granite",
     "llama",
+    "minimax_m3_vl_text",
     "mistral",
+    "nsa",
     "olmo2",
     "qwen2",
     "qwen3",
     "qwen3_moe",
     "smollm3",
 )
-"""Model types that are served; each is tested. But for LATENT_TYPES, their attention is plain causal GQA
-behind transformers' interface."""
+"""Model types that are served; each is tested. But for LATENT_TYPES and BLOCK_TYPES, their attention is plain
+causal GQA behind transformers' interface."""
+
+REFUSED = {
+    "deepseek_v4": "its layers keep compressed entries, half-made ones and raw windows of several lengths, "
+    "and hotset keeps one record a token (docs/decisions/0017-compressed-entries.md)",
+    "minimax_m3_vl": "hotset serves text only; save its language model by itself, as minimax_m3_vl_text",
+}
+"""Model types that somebody will try -> why they are not served."""
 
 _SAMPLE_BYTES = 1 << 20
 
@@ -49,7 +60,8 @@ class ModelSpec:
     max_positions: int  # tokens
     eos_token_ids: tuple[int, ...]
     weights_digest: bytes  # 32 bytes
-    latent: LatentSpec | None = None  # of models that choose by an indexer of their own
+    latent: LatentSpec | None = None  # of models that choose tokens by an indexer of their own
+    blocks: BlockSpec | None = None  # of models that choose blocks by themselves
 
     @classmethod
     def read(cls, path: Path) -> ModelSpec:
@@ -62,7 +74,7 @@ class ModelSpec:
             raise SetupError(f"{path} is no Hugging Face checkpoint: it has no config.json")
         if not any(path.glob("*.safetensors")):
             raise SetupError(f"{path} has no *.safetensors; convert the weights with save_pretrained")
-        config = _config(path)
+        config = read_config(path / "config.json")
         return cls.of_config(config, path, _eos(path, config), _digest(path))
 
     @classmethod
@@ -92,26 +104,43 @@ class ModelSpec:
             eos_token_ids=eos_token_ids,
             weights_digest=weights_digest,
             latent=latent,
+            blocks=BlockSpec.of(config),
         )
 
 
-def _config(path: Path) -> PreTrainedConfig:
-    """The checkpoint's config, of a supported model type."""
+def read_config(file: Path) -> PreTrainedConfig:
+    """A checkpoint's config, of a supported model type.
+
+    Raises:
+        SetupError: it cannot be read, is not JSON, or of no model type that is served.
+    """
+    found = raw_config(file)
+    nsa.register()
     try:
-        found = json.loads((path / "config.json").read_bytes())
+        config = AutoConfig.from_pretrained(file, local_files_only=True)
+    except Exception as error:  # transformers checks fields with errors of many kinds
+        raise SetupError(f"transformers refuses {file}: {error}") from error
+    assert isinstance(config, PreTrainedConfig)
+    assert config.model_type == found["model_type"]
+    return config
+
+
+def raw_config(file: Path) -> dict[str, Any]:
+    """The fields of a config.json as they stand there; errors as of `read_config`."""
+    try:
+        found = json.loads(file.read_bytes())
+    except OSError as error:
+        raise SetupError(f"{file} cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise SetupError(f"{path}/config.json is not JSON: {error}") from error
+        raise SetupError(f"{file} is not JSON: {error}") from error
     if not isinstance(found, dict):
-        raise SetupError(f"{path}/config.json is not JSON of a model's config: it holds no object")
+        raise SetupError(f"{file} is not JSON of a model's config: it holds no object")
     model_type = found.get("model_type")
+    if model_type in REFUSED:
+        raise SetupError(f"model type {model_type!r} is not served: {REFUSED[model_type]}")
     if model_type not in SUPPORTED:
         raise SetupError(f"model type {model_type!r} is not supported; supported: {', '.join(SUPPORTED)}")
-    try:
-        config = AutoConfig.from_pretrained(path, local_files_only=True)
-    except Exception as error:  # transformers checks fields with errors of many kinds
-        raise SetupError(f"transformers refuses {path}/config.json: {error}") from error
-    assert isinstance(config, PreTrainedConfig)
-    return config
+    return found
 
 
 def _refusal(config: PreTrainedConfig) -> str | None:
@@ -121,7 +150,7 @@ def _refusal(config: PreTrainedConfig) -> str | None:
         return f"its {heads} query heads cannot share {kv_heads} KV heads evenly"
     served = "indexed_attention" if config.model_type in LATENT_TYPES else "full_attention"
     layer_types = set(getattr(config, "layer_types", None) or [served])
-    if layer_types != {served}:
+    if layer_types != {served} and config.model_type not in BLOCK_TYPES:
         return f"layers of types {sorted(layer_types)}; only {served} is served"
     if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
         return "it attends through a sliding window"
@@ -133,6 +162,8 @@ def _refusal(config: PreTrainedConfig) -> str | None:
     rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type", "default") in ("dynamic", "longrope"):
         return f"its {rope['rope_type']} rope changes with the length, so cached keys would go stale"
+    if config.model_type in BLOCK_TYPES:
+        return block_refusal(config)
     return latent_refusal(config) if config.model_type in LATENT_TYPES else None
 
 

@@ -15,6 +15,7 @@ from gguf import GGUFReader
 from gguf.quants import dequantize
 from safetensors.numpy import save_file
 
+from services.contract.progress import Progress
 from services.decoder.models.bundled.convert_config import metadata
 
 _OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -44,12 +45,14 @@ def write_weights(reader: GGUFReader, target: Path) -> None:
         "attn_k": metadata(reader, "llama.attention.head_count_kv"),
     }
     tensors: dict[str, npt.NDArray[np.float32]] = {}
-    for tensor in reader.tensors:
-        values = dequantize(tensor.data, tensor.tensor_type).astype(np.float32, copy=False)
-        part = tensor.name.split(".")[-2]
-        if part in heads:
-            values = rope_halves(values, heads[part])
-        tensors[checkpoint_name(tensor.name)] = np.ascontiguousarray(values)
+    with Progress("default model: converting weights", len(reader.tensors), "tensors") as progress:
+        for tensor in reader.tensors:
+            values = dequantize(tensor.data, tensor.tensor_type).astype(np.float32, copy=False)
+            part = tensor.name.split(".")[-2]
+            if part in heads:
+                values = rope_halves(values, heads[part])
+            tensors[checkpoint_name(tensor.name)] = np.ascontiguousarray(values)
+            progress.add(1)
     # The metadata is what transformers looks for; it says that names and shapes are those of torch.
     save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
 

@@ -1,1 +1,0 @@
-"""`make run`: both services on this machine, from the first line of progress to a clean end."""

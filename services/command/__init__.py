@@ -1,0 +1,1 @@
+"""The `hotset` command: serve, store, chat, bench, plan, doctor."""

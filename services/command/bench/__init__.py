@@ -1,0 +1,1 @@
+"""`hotset bench`: what a running server does under a number of streams."""

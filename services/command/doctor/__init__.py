@@ -1,0 +1,1 @@
+"""`hotset doctor`: what this machine has, judged by what hotset needs."""

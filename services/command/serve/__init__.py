@@ -1,0 +1,1 @@
+"""`hotset serve`: both services on this machine, from the first line of progress to a clean end."""

@@ -1,0 +1,1 @@
+"""The status page in a real browser; `make test-browser`."""
