@@ -87,6 +87,11 @@ class DecoderSettings(ServiceSettings):
     decode_graphs: bool = Field(
         True, description="on a GPU, replay decode steps as captured CUDA graphs; off: launch by launch"
     )
+    prefetch: bool = Field(
+        True,
+        description="layers that reuse another one's choice fetch their misses ahead of their turn; off: in "
+        "their turn",
+    )
     probe_no_io: bool = Field(
         False,
         description="benchmark probe on a GPU: resolve moves no bytes, so every answer is WRONG",

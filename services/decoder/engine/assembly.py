@@ -24,10 +24,12 @@ from services.decoder.engine.draw import DeviceDraw, HostDraw
 from services.decoder.engine.limits import Limits
 from services.decoder.engine.memory_plan import MemoryPlan
 from services.decoder.engine.page_hash import PageHasher
-from services.decoder.engine.prefill_warm_up import warm_up_prefill
+from services.decoder.engine.prefill_warm_up import warm_up_latent_prefill, warm_up_prefill
 from services.decoder.engine.runner import Runner
 from services.decoder.engine.step_clock import StepClock
 from services.decoder.kernels.dense import DenseOps
+from services.decoder.kernels.latent_kernels import LatentKernels
+from services.decoder.kernels.latent_twins import LatentTwins
 from services.decoder.kernels.step_kernels import StepKernels
 from services.decoder.kernels.twins import Twins
 from services.decoder.kv.arena_map import ArenaMap
@@ -37,6 +39,7 @@ from services.decoder.kv.full import Full
 from services.decoder.kv.history import Window
 from services.decoder.kv.hot_buffer import HotBuffer
 from services.decoder.kv.paged_index import PagedIndex
+from services.decoder.kv.prefetch import AtOnce, Prefetch, SideStream
 from services.decoder.kv.residence import Residence
 from services.decoder.kv.row_tables import RowTables
 from services.decoder.kv.tiered import Tiered
@@ -67,20 +70,52 @@ def assemble(
     residence: Residence
     if settings.kv_mode == "tiered":
         hot = HotBuffer(shape, settings.max_rows, plan.max_blocks, plan.hot_classes, device)
-        residence = Tiered(kernels, arena, hot, tables, arena_path(plan, kernels, arena, device, reads=True))
+        path = arena_path(plan, kernels, arena, device, reads=True)
+        residence = Tiered(kernels, arena, hot, tables, path, prefetch_of(plan, device))
     else:
         window = Window(kernels, shape, settings.whole_window_tokens, device)
         path = arena_path(plan, kernels, arena, device, reads=False)
         residence = Full(kernels, arena, shape, plan.device_pages, tables, path, window)
-    if model.spec.latent is not None:
-        keys = PagedIndex(arena, shape, plan.device_pages, plan.index_layers, device)
+    index: PagedIndex | None
+    heart: Heart | LatentHeart
+    latent_kernels = latent_kernels_of(plan, model, device)
+    if latent_kernels is None:
+        index, heart = _quest_heart(plan, arena, device, kernels, residence, wrap)
+    else:
+        index = PagedIndex(arena, shape, plan.device_pages, plan.index_layers, device)
         choosing = {
-            layer: wrap_tokens(layer, Dsa(keys.entries(layer), shape.page_tokens, plan.top_k))
+            layer: Dsa(latent_kernels, index.entries(layer), shape.page_tokens, plan.top_k)
             for layer in plan.index_layers
         }
-        latent_heart = LatentHeart(kernels, shape, residence, choosing)
-        return Runner(model, shape, tables, residence, keys, latent_heart, HostDraw(), None)
-    bounds = None
+        wrapped = {layer: wrap_tokens(layer, selector) for layer, selector in choosing.items()}
+        heart = LatentHeart(kernels, latent_kernels, shape, residence, wrapped)
+    if device.type != "cuda":
+        return Runner(model, shape, tables, residence, index, heart, HostDraw(), None)
+    sampler = DeviceSampler(settings.max_rows, model.spec.vocab_size, device)
+    graphs = DecodeGraphs(
+        model, shape, tables, heart, sampler.tokens, plan.max_blocks, capture=settings.decode_graphs
+    )
+    for logits in graphs.warm_up():
+        for greedy in (True, False):
+            sampler.draw(logits, greedy=greedy)
+    if latent_kernels is None:
+        warm_up_prefill(plan, kernels, model.spec.query_heads, device)
+    else:
+        warm_up_latent_prefill(plan, kernels, latent_kernels, model.spec, device)
+    draw = DeviceDraw(sampler, settings.max_rows)
+    return Runner(model, shape, tables, residence, index, heart, draw, graphs, StepClock())
+
+
+def _quest_heart(
+    plan: MemoryPlan,
+    arena: ArenaMap,
+    device: torch.device,
+    kernels: StepKernels,
+    residence: Residence,
+    wrap: Wrap,
+) -> tuple[PagedIndex | None, Heart]:
+    """Of a model whose selector is ours to choose."""
+    shape, bounds = plan.shape, None
     if plan.sparse_layers:
         bounds = BoundsIndex(arena, shape, plan.device_pages, plan.sparse_layers, device)
     dense = shape.layers - plan.sparse_layers
@@ -91,19 +126,7 @@ def assemble(
         for layer in range(shape.layers)
     ]
     selectors = [wrap(layer, selector) for layer, selector in enumerate(selectors)]
-    heart = Heart(kernels, shape, residence, selectors)
-    if device.type != "cuda":
-        return Runner(model, shape, tables, residence, bounds, heart, HostDraw(), None)
-    sampler = DeviceSampler(settings.max_rows, model.spec.vocab_size, device)
-    graphs = DecodeGraphs(
-        model, shape, tables, heart, sampler.tokens, plan.max_blocks, capture=settings.decode_graphs
-    )
-    for logits in graphs.warm_up():
-        for greedy in (True, False):
-            sampler.draw(logits, greedy=greedy)
-    warm_up_prefill(plan, kernels, model.spec.query_heads, device)
-    draw = DeviceDraw(sampler, settings.max_rows)
-    return Runner(model, shape, tables, residence, bounds, heart, draw, graphs, StepClock())
+    return bounds, Heart(kernels, shape, residence, selectors)
 
 
 def check_device(device: torch.device) -> None:
@@ -140,6 +163,25 @@ def step_kernels(plan: MemoryPlan, device: torch.device) -> StepKernels:
 
     rows, kv_heads = plan.settings.max_rows, plan.shape.kv_heads
     return GpuKernels(rows, kv_heads, device, skip_io=plan.settings.probe_no_io)
+
+
+def latent_kernels_of(plan: MemoryPlan, model: CausalLM, device: torch.device) -> LatentKernels | None:
+    """Likewise, of a model with latent records; None for all others."""
+    if model.spec.latent is None:
+        return None
+    if device.type != "cuda":
+        return LatentTwins()
+    from services.decoder.kernels.gpu.latent_kernels import GpuLatentKernels  # needs the gpu extra
+
+    longest = plan.max_pages * plan.shape.page_tokens
+    return GpuLatentKernels(plan.settings.max_rows, longest, model.spec.query_heads, device)
+
+
+def prefetch_of(plan: MemoryPlan, device: torch.device) -> Prefetch | None:
+    """How layers that follow a choice get their misses ahead of their turn; None where they wait for it."""
+    if not plan.settings.prefetch or not plan.shape.anchors:
+        return None
+    return SideStream(device) if device.type == "cuda" else AtOnce()
 
 
 def arena_path(

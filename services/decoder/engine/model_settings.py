@@ -10,7 +10,6 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from services.contract.errors import SetupError
-from services.decoder.models.causal_lm import resolve_device
 from services.decoder.models.spec import ModelSpec
 from services.decoder.settings import DecoderSettings
 
@@ -21,15 +20,13 @@ def settings_for(settings: Settings, spec: ModelSpec) -> Settings:
     """The settings as they hold for the model.
 
     Raises:
-        SetupError: something was asked for that this model's attention is not, or that hotset cannot do yet.
+        SetupError: something was asked for that this model's attention is not, or that does not fit it.
     """
     latent, kind = spec.latent, spec.config.model_type
     if latent is None:
         if settings.selector == "dsa":
             raise SetupError(f"--selector dsa: a {kind} model has no indexer; use quest or everything")
         return settings
-    if resolve_device(settings.device).type != "cpu":
-        raise SetupError(f"{kind} models are served on a CPU only so far; run with --device cpu")
     own: dict[str, object] = {
         "selector": "dsa",
         "block_tokens": 1,

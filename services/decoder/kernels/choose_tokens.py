@@ -18,11 +18,30 @@ _SCORES_AT_ONCE = 2**23
 _WINDOW = 2048  # keys that are scored at once; the same for all, so that every mode adds up the same
 
 
+_PROMPT_SCORES = 2**24
+"""Scores of a prompt's tokens that a GPU holds at once, 64 MiB: those of 102 tokens in a context of 160K."""
+
+
 class IndexQuery(NamedTuple):
     """What the indexer makes of T tokens, to choose for them."""
 
     query: Tensor  # [T, index heads, index_dim], after rope
     weight: Tensor  # [T, index heads] float32, of each head in the sum
+
+
+def score_elements(rows: int, max_tokens: int) -> int:
+    """Scores that a GPU has room for: those of all rows that decode, or of some of a prompt's tokens.
+
+    Args:
+        rows: most rows of a step.
+        max_tokens: of the longest row.
+    """
+    return max(rows * score_pitch(max_tokens), _PROMPT_SCORES)
+
+
+def score_pitch(tokens: int) -> int:
+    """From one query's scores there to the next one's; they are read four at a time."""
+    return -(-tokens // 4) * 4
 
 
 def choose_tokens(index: IndexQuery, keys: Tensor, places: Tensor, start: int, top_k: int) -> Tensor:

@@ -82,9 +82,9 @@ class KvShape:
         """Whether a layer makes a choice of its own, and so has an index where one is kept."""
         return not self.anchors or self.anchors[layer] == layer
 
-    def followed(self, layer: int) -> bool:
-        """Whether another layer follows this one's choice."""
-        return self.anchors.count(layer) > 1
+    def followers(self, layer: int) -> list[int]:
+        """The layers that follow this one's choice."""
+        return [other for other, anchor in enumerate(self.anchors) if anchor == layer != other]
 
     def as_blocks(self, pool: Tensor) -> Tensor:
         """A pool as attention reads it.

@@ -6,6 +6,7 @@ Knows how the two are kept in step; which blocks are read is the selector's choi
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from services.decoder.kv.batch import PrefillChunk
 from services.decoder.kv.history import KeysValues
 from services.decoder.kv.hot_buffer import HotBuffer
 from services.decoder.kv.hot_class import Resize
+from services.decoder.kv.prefetch import Prefetch
 from services.decoder.kv.residence import SlotCount
 from services.decoder.kv.row_tables import RowTables
 
@@ -29,14 +31,22 @@ class Tiered:
     """The Residence of DESIGN section 3."""
 
     def __init__(
-        self, kernels: StepKernels, arena: ArenaMap, hot: HotBuffer, tables: RowTables, path: ArenaPath
+        self,
+        kernels: StepKernels,
+        arena: ArenaMap,
+        hot: HotBuffer,
+        tables: RowTables,
+        path: ArenaPath,
+        prefetch: Prefetch | None = None,
     ) -> None:
+        """With `prefetch`, layers that follow a choice get their misses as soon as it is placed."""
         shape = hot.shape
         self.hot = hot
         self._kernels = kernels
         self._shape = shape
         self._tables = tables
         self._path = path
+        self._prefetch = prefetch
         device = tables.host_pages.device
         self.counters = torch.zeros(shape.layers, len(Counter), dtype=torch.int64, device=device)
         self._layers = [
@@ -71,14 +81,26 @@ class Tiered:
 
     def resolve(self, layer: int, batch: DecodeBatch, selected: Tensor) -> Placement:
         """The resolve of DESIGN section 4."""
-        return self._kernels.resolve(
-            batch, self._layers[layer], selected, followed=self._shape.followed(layer)
-        )
+        followers = self._shape.followers(layer)
+        placement = self._kernels.resolve(batch, self._layers[layer], selected, followed=bool(followers))
+        if self._prefetch is not None and placement.plan is not None:
+            self._prefetch.start(
+                {
+                    follower: partial(
+                        self._kernels.replay, self._layers[follower], placement.plan, ahead=True
+                    )
+                    for follower in followers
+                }
+            )
+        return placement
 
     def follow(self, layer: int, batch: DecodeBatch, selected: Tensor, anchor: Placement) -> Placement:
         """The anchor's slots, filled with this layer's bytes."""
         assert anchor.plan is not None, "a layer that is followed plans"
-        self._kernels.replay(self._layers[layer], anchor.plan)
+        if self._prefetch is None:
+            self._kernels.replay(self._layers[layer], anchor.plan)
+        else:
+            self._prefetch.wait(layer)
         return anchor
 
     def append(
