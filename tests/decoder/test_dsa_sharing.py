@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import pytest
@@ -118,7 +118,7 @@ def test_a_plan_prefetched_wrongly_is_caught(
     start = AtOnce.start
 
     def wrong(self: AtOnce, work: Mapping[int, Fetch]) -> None:
-        own = dict(work)
+        own: dict[int, Callable[[], None]] = dict(work)
         if 3 in own:
             wanted = {"of a wrong layer": last[1], "before its anchor has resolved": last.get(3)}.get(fault)
             # A fetch names its layer and its plan; only the plan is another's.
