@@ -119,10 +119,11 @@ def test_a_plan_prefetched_wrongly_is_caught(
 
     def wrong(self: AtOnce, work: Mapping[int, Fetch]) -> None:
         own: dict[int, Callable[[], None]] = dict(work)
-        if 3 in own:
+        if 3 in work:
             wanted = {"of a wrong layer": last[1], "before its anchor has resolved": last.get(3)}.get(fault)
             # A fetch names its layer and its plan; only the plan is another's.
-            own[3] = partial(own[3].func, own[3].args[0], wanted.args[1], ahead=True) if wanted else idle
+            fetch = work[3]
+            own[3] = partial(fetch.func, fetch.args[0], wanted.args[1], ahead=True) if wanted else idle
         last.update(work)
         start(self, own)
 
