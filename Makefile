@@ -21,16 +21,19 @@ FIND_PYTHON = for python in $(or $(PYTHON),$(BIN)/python python3 python3.13 pyth
   install one, or name it: make PYTHON=/path/to/python3.12" >&2; exit 1; }
 INSTALL = @$(FIND_PYTHON); "$$python" -m deploy.install $(if $(PYTHON),--remake)
 
-.PHONY: run test test-slow soak test-gpu check stubs docs clean help
+.PHONY: run test test-slow test-routers soak test-gpu check stubs docs clean help
 
 run: ## serve on http://127.0.0.1:$(PORT), kvstore and decoder, until Ctrl-C
 	$(INSTALL) decoder $(GPU) && exec $(BIN)/python -m deploy.local
 
 test: ## everything the fast tests need, then the tests
-	$(INSTALL) decoder gpu ucx test && exec $(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(INSTALL) decoder gpu ucx events test && exec $(BIN)/python -m pytest $(PYTEST_ARGS)
 
 test-slow: ## the tests that take minutes
-	$(INSTALL) decoder gpu ucx test dev && exec $(BIN)/python -m pytest -m 'slow and not gpu' $(PYTEST_ARGS)
+	$(INSTALL) decoder gpu ucx events test dev && exec $(BIN)/python -m pytest -m 'slow and not gpu' $(PYTEST_ARGS)
+
+test-routers: ## two nodes behind vllm-router and behind sglang-router
+	$(INSTALL) decoder gpu ucx events test routers && exec $(BIN)/python -m pytest -m slow tests/routers $(PYTEST_ARGS)
 
 soak: ## ten minutes of random requests and aborts on tiny pools
 	$(INSTALL) decoder gpu test && exec $(BIN)/python -m tests.soak $(SOAK_ARGS)
@@ -39,7 +42,7 @@ test-gpu: ## the tests that need an NVIDIA GPU
 	$(INSTALL) decoder gpu test && exec $(BIN)/python -m pytest -m gpu -p tests.gpu.results $(PYTEST_ARGS)
 
 check: ## ruff, mypy --strict, floors
-	$(INSTALL) decoder gpu ucx test dev
+	$(INSTALL) decoder gpu ucx events test dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -57,7 +60,7 @@ clean: ## remove the environment, stubs and caches; the model cache stays
 	find services tests deploy benchmarks proto -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 	@echo 'May be set:'
 	@echo '  PORT=8000           port of the HTTP server'
 	@echo '  MODEL=/path         a Hugging Face checkpoint directory; default: a bundled SmolLM2-135M-Instruct'

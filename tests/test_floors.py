@@ -43,8 +43,11 @@ def test_the_other_files_keep_them_too() -> None:
 
 @pytest.mark.parametrize(
     ("packages", "extras"),
-    [(("services/contract", "services/kvstore"), ("ucx",)), (("services",), ("decoder", "gpu", "ucx"))],
-    ids=["kvstore needs none but its data plane's extra", "the decoder needs two more"],
+    [
+        (("services/contract", "services/kvstore"), ("ucx", "events")),
+        (("services",), ("decoder", "gpu", "ucx", "events")),
+    ],
+    ids=["kvstore needs none but for its data plane and its events", "the decoder needs two more"],
 )
 def test_what_is_imported_is_declared(packages: tuple[str, ...], extras: tuple[str, ...]) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -25,6 +25,7 @@ CLIENT_OPTIONS: ChannelOptions = (
     *_SIZES,
     # A peer that restarts is found again within a second, not after gRPC's two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    # Not a pause, whatever its name: how long one attempt to connect may take, on a busy machine or far away.
+    ("grpc.min_reconnect_backoff_ms", 5000),
     ("grpc.max_reconnect_backoff_ms", 1000),
 )

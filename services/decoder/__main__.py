@@ -1,4 +1,4 @@
-"""`python -m services.decoder`: the front, which starts its engine. Wiring, and nothing else."""
+"""`python -m services.decoder`: the front, which starts its engines. Wiring, and nothing else."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ def main() -> int:
     """Serve until a signal; returns the exit status."""
     arguments = sys.argv[1:]
 
-    def engine_command(engine_socket: Path) -> list[str]:
-        # The same flags; environment and file are inherited.
+    def engine_command(index: int, engine_socket: Path) -> list[str]:
+        # The same flags; environment and file are inherited. The last of equal flags counts.
         program = [sys.executable, "-m", "services.decoder.engine"]
-        return [*program, *arguments, f"--engine-socket={engine_socket}"]
+        own = (f"--engine-socket={engine_socket}", f"--engine-index={index}")
+        return [*program, *arguments, *own, f"--device={settings.devices[index]}"]
 
     try:
         settings = DecoderSettings.from_command_line(arguments, program="services.decoder")

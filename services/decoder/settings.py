@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar, Literal, Self
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 
 from services.contract.base_settings import ServiceSettings
 from services.contract.byte_size import ByteSize
@@ -44,7 +44,10 @@ class DecoderSettings(ServiceSettings):
         300.0, ge=0, description="seconds requests of an engine that died wait to be taken by its next life"
     )
 
-    device: str = Field("auto", description="auto, cpu or cuda:N")
+    device: str = Field(
+        "auto",
+        description="auto, cpu or cuda:N; several with commas between are an engine each behind one front",
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="of weights and KV; auto: bfloat16 where the device computes it, else float32"
     )
@@ -117,6 +120,18 @@ class DecoderSettings(ServiceSettings):
         "info", description="least severe log lines kept"
     )
 
+    @field_validator("device")
+    @classmethod
+    def _are_devices(cls, value: str) -> str:
+        devices = [device.strip() for device in value.split(",")]
+        if len(devices) > 1:
+            kinds = {device.split(":")[0] for device in devices}
+            if len(kinds) > 1 or not kinds <= {"cpu", "cuda"}:
+                raise ValueError(f"{value!r} is not a list of one kind: cuda:0,cuda:1 or cpu,cpu")
+            if kinds == {"cuda"} and len(set(devices)) < len(devices):
+                raise ValueError(f"{value!r} names a GPU twice; an engine takes a GPU of its own")
+        return ",".join(devices)
+
     @model_validator(mode="after")
     def _sizes_fit(self) -> Self:
         if self.page_tokens % self.block_tokens or self.budget_tokens % self.block_tokens:
@@ -135,6 +150,11 @@ class DecoderSettings(ServiceSettings):
                 f"{self.max_rows + self.block_tokens}, or prefill would never run beside decode"
             )
         return self
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """One an engine."""
+        return tuple(self.device.split(","))
 
     @property
     def floor_tokens(self) -> int:

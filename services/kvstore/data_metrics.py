@@ -53,6 +53,12 @@ class DataMetrics(Collector):
         yield GaugeMetricFamily(
             "hotset_store_data_held_bytes", "Memory of answers under way.", now.held_bytes
         )
+        yield GaugeMetricFamily("hotset_store_peers", "Other stores that a match may ask.", now.peers)
+        yield GaugeMetricFamily(
+            "hotset_store_registered",
+            "1 while this store stands in etcd and watches the others there.",
+            now.registered,
+        )
         lanes = GaugeMetricFamily(
             "hotset_store_data_lanes",
             "1 for each lane that carries bytes; lane is none while nobody is connected.",

@@ -24,7 +24,9 @@ from services.kvstore.mapped_source import MappedSource
 from services.kvstore.page_fetch import Face, PageFetcher
 from services.kvstore.page_source import PageSource
 from services.kvstore.peer_link import PeerLink
+from services.kvstore.peer_links import PeerLinks
 from services.kvstore.peers import Peers, PullCounters
+from services.kvstore.registry import Registry, reachable
 from services.kvstore.settings import KvStoreSettings
 from services.kvstore.store_parts import StoreParts
 
@@ -39,6 +41,8 @@ class DataFigures(NamedTuple):
     pulls: PullCounters
     lanes: tuple[str, ...]  # in use, either way
     held_bytes: int
+    peers: int  # stores that a match may ask
+    registered: bool  # at etcd, now
 
 
 class DataPlane:
@@ -64,12 +68,33 @@ class DataPlane:
             self._responder = UcxResponder(self._options, self._source, self._served)
         self._fetcher = PageFetcher(self._connect)
         self._peers: Peers | None = None
-        if settings.peer_addresses:
+        self._registry: Registry | None = None
+        if settings.peer_addresses or settings.etcd_addresses:
             if self.transport == "off":
-                raise SetupError("--peers needs a --data-transport: tcp, ucx, or mapped on one node")
+                raise SetupError(
+                    "--peers and --etcd need a --data-transport: tcp, ucx, or mapped on one node"
+                )
             name = f"store-{secrets.token_hex(4)}"
-            links = [PeerLink(address, name, security) for address in settings.peer_addresses]
+            links = PeerLinks(lambda address: PeerLink(address, name, security), settings.peer_addresses)
             self._peers = Peers(parts, links, self.transport, self._fetcher, settings.pull_seconds)
+
+    def join(self, settings: KvStoreSettings, listening: str) -> None:
+        """Let other stores find this one, which listens at `listening`, and find them, if that is wanted.
+
+        Raises:
+            SetupError: there is no address to tell them.
+        """
+        if self._peers is None or not settings.etcd_addresses:
+            return
+        self._registry = Registry(
+            settings.etcd_addresses,
+            settings.etcd_prefix,
+            settings.advertise or reachable(listening),
+            settings.lease_seconds,
+            WireSecurity.read(settings.etcd_wire_dir),
+            self._peers.follow,
+        )
+        self._registry.start()
 
     @property
     def faces(self) -> tuple[tuple[str, bytes], ...]:
@@ -95,6 +120,8 @@ class DataPlane:
             pulls=self._peers.counters if self._peers else PullCounters(),
             lanes=tuple(sorted(set(lanes))),
             held_bytes=self._responder.held_bytes if self._responder else 0,
+            peers=self._peers.count if self._peers else 0,
+            registered=self._registry is not None and self._registry.connected,
         )
 
     async def fill(self, page_hashes: Sequence[bytes]) -> None:
@@ -103,7 +130,9 @@ class DataPlane:
             await self._peers.fill(page_hashes)
 
     async def close(self) -> None:
-        """Stop asking, then answering."""
+        """Say goodbye, stop asking, then answering."""
+        if self._registry is not None:
+            await self._registry.close()
         if self._peers is not None:
             await self._peers.close()
         if self._responder is not None:

@@ -6,17 +6,15 @@ pages.py's affair. Every write goes to the file; `state` is written last.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from services.contract.errors import InvalidRequest, SetupError, StaleReference
-from services.contract.page_header import NO_PAGE, PageState
+from services.contract.page_header import PageState
 from services.kvstore.arena import PageHeaders
 from services.kvstore.holdings import Counts
-from services.kvstore.orders import Seal
 from services.kvstore.page_refs import PageRef, PageRefs
 from services.kvstore.recency import Pages
+from services.kvstore.seals import Seals
 
 FREE, OPEN, SEALED = int(PageState.FREE), int(PageState.OPEN), int(PageState.SEALED)
 _HASH_BYTES = 32  # of a header
@@ -109,13 +107,12 @@ class HeaderColumns:
         self.state[pages] = OPEN
         return generations
 
-    def seal(self, seals: Sequence[Seal]) -> None:
-        """Open pages become sealed, in order."""
-        pages = np.array([seal.page.page for seal in seals], np.int64)
-        hashes = b"".join(seal.page_hash.ljust(_HASH_BYTES, b"\0") for seal in seals)
-        parents = [seal.parent or PageRef(NO_PAGE, 0) for seal in seals]
+    def seal(self, seals: Seals) -> None:
+        """Open pages become sealed."""
+        pages = seals.pages.pages
+        hashes = b"".join(page_hash.ljust(_HASH_BYTES, b"\0") for page_hash in seals.page_hashes)
         self._hash[pages] = np.frombuffer(hashes, np.uint8).reshape(-1, _HASH_BYTES)
-        self._hash_bytes[pages] = [len(seal.page_hash) for seal in seals]
-        self._parent[pages] = [parent.page for parent in parents]
-        self._parent_generation[pages] = [parent.generation for parent in parents]
+        self._hash_bytes[pages] = list(map(len, seals.page_hashes))
+        self._parent[pages] = seals.parents.pages
+        self._parent_generation[pages] = seals.parents.generations
         self.state[pages] = SEALED

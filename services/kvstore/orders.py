@@ -9,11 +9,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
 
 from services.contract.errors import InvalidRequest
 from services.contract.file_header import FileHeader
-from services.kvstore.page_refs import PageRef, PageRefs
+from services.kvstore.page_refs import PageRefs
+from services.kvstore.seals import Seals
 
 _TOKEN = re.compile(r"[0-9a-f]{32}")
 _NAME = re.compile(r"[A-Za-z0-9._:@/-]{1,128}")
@@ -22,18 +22,15 @@ _PAGE_TOKENS = range(64, 2**20 + 1)
 _HASH_BYTES = range(16, 33)
 
 
-def check_page_hash(page_hash: bytes) -> None:
-    """Refuse what cannot be a page's hash.
+def check_hash_lengths(page_hashes: Sequence[bytes]) -> None:
+    """Refuse what cannot be pages' hashes.
 
     Raises:
-        InvalidRequest: it does not have 16 to 32 bytes.
+        InvalidRequest: one does not have 16 to 32 bytes.
     """
-    _check_hash_bytes(len(page_hash))
-
-
-def _check_hash_bytes(length: int) -> None:
-    if length not in _HASH_BYTES:
-        raise InvalidRequest(f"a page hash has 16 to 32 bytes, not {length}")
+    for length in set(map(len, page_hashes)):
+        if length not in _HASH_BYTES:
+            raise InvalidRequest(f"a page hash has 16 to 32 bytes, not {length}")
 
 
 def check_chain(page_hashes: Sequence[bytes]) -> None:
@@ -42,8 +39,7 @@ def check_chain(page_hashes: Sequence[bytes]) -> None:
     Raises:
         InvalidRequest: one does not have 16 to 32 bytes, or stands there twice.
     """
-    for length in set(map(len, page_hashes)):
-        _check_hash_bytes(length)
+    check_hash_lengths(page_hashes)
     if len(set(page_hashes)) != len(page_hashes):
         raise InvalidRequest("a page hash stands twice in one chain; chain each over all tokens before it")
 
@@ -53,14 +49,6 @@ class ClientKind(Enum):
 
     MAPPED = "mapped"  # maps it: its pages come back when its process is gone
     REMOTE = "remote"  # never touches it: its pages come back when its lease ends
-
-
-class Seal(NamedTuple):
-    """Makes a full page immutable and findable."""
-
-    page: PageRef
-    page_hash: bytes  # 16 to 32 bytes
-    parent: PageRef | None  # the page before it in the sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +103,7 @@ class UpdateOrder:
 
     sequence: int
     releases: PageRefs
-    seals: tuple[Seal, ...]
+    seals: Seals
     allocate_pages: int
 
 

@@ -11,7 +11,9 @@ from services.contract.errors import HotsetError, StaleReference, StateConflict
 from services.contract.file_header import FileHeader
 from services.kvstore.arena import Arena
 from services.kvstore.orders import PageCounts
+from services.kvstore.page_news import PageNews
 from services.kvstore.pages import THE_PULLER, PageTable
+from services.kvstore.prefix_index import PrefixIndex
 from services.kvstore.recovery import Recovery
 from services.kvstore.session_locks import SessionLocks
 from services.kvstore.sessions import Clock
@@ -22,19 +24,22 @@ _log = logging.getLogger(__name__)
 class PageSpace:
     """Owns the table of the arena's present layout."""
 
-    def __init__(self, arena: Arena, locks: SessionLocks, clock: Clock, grace_seconds: float) -> None:
+    def __init__(
+        self, arena: Arena, locks: SessionLocks, clock: Clock, grace_seconds: float, news: PageNews
+    ) -> None:
         """Take up what the arena holds.
 
         Raises:
             SetupError: a page header is damaged.
         """
         self._arena = arena
+        self._news = news
         self._freed_before = 0  # in earlier layouts
         self._evicted_before = 0
         self._table: PageTable | None = None
         self._recovery: Recovery | None = None
         if arena.layout is not None:
-            self._table = PageTable(arena.page_headers())
+            self._table = PageTable(arena.page_headers(), PrefixIndex(news))
             self._recovery = Recovery(self._table, locks, clock, grace_seconds)
 
     @property
@@ -103,7 +108,7 @@ class PageSpace:
         layout = self._arena.lay_out(header)
         # With the old layout its cached pages are gone; nobody held them.
         self._freed_before, self._evicted_before = self.freed + self.counts.cached, self.evicted
-        self._table = PageTable(self._arena.page_headers())
+        self._table = PageTable(self._arena.page_headers(), PrefixIndex(self._news))
         self._recovery = None
         _log.info(
             "layout pages=%d page_bytes=%d page_tokens=%d arena_bytes=%d",

@@ -26,13 +26,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from services.contract.errors import HotsetError, StateConflict
+from services.contract.page_header import NO_PAGE
 from services.kvstore.arena import PageHeaders
 from services.kvstore.header_columns import FREE, OPEN, SEALED, HeaderColumns
 from services.kvstore.holdings import Counts, Holdings
-from services.kvstore.orders import PageCounts, Seal, check_page_hash
+from services.kvstore.orders import PageCounts
 from services.kvstore.page_refs import PageRefs
 from services.kvstore.prefix_index import PrefixIndex
 from services.kvstore.recency import Pages, Recency
+from services.kvstore.seal_check import check_seals, not_held
+from services.kvstore.seals import Seals
 
 THE_STORE, THE_PULLER = 0, 1
 """No sessions: who holds sealed pages of a reopened arena until they are claimed; who pages on their way."""
@@ -41,7 +44,7 @@ THE_STORE, THE_PULLER = 0, 1
 class PageTable:
     """Every page of one laid-out arena. Each method validates all it is given before it changes anything."""
 
-    def __init__(self, headers: PageHeaders) -> None:
+    def __init__(self, headers: PageHeaders, index: PrefixIndex | None = None) -> None:
         """Take up what `headers` say: an open page is its owner's, a sealed one THE_STORE's.
 
         Raises:
@@ -58,7 +61,7 @@ class PageTable:
         self._free[: len(free)] = free
         self._holdings = Holdings(self.page_count)
         self._recency = Recency(self.page_count)
-        self._index = PrefixIndex()
+        self._index = PrefixIndex() if index is None else index
         self._found = np.zeros(self.page_count, np.bool_)  # whether a page is the one its hash finds
         opened = np.flatnonzero(self._headers.state == OPEN)
         self._open_count = len(opened)
@@ -66,6 +69,7 @@ class PageTable:
             self._holdings.add(owner, opened[self._headers.owner[opened] == owner])
         sealed = np.flatnonzero(self._headers.state == SEALED)
         self._depth = self._headers.depths(sealed)
+        self._depth_one: memoryview = self._depth.data  # of single pages, as in recency.py
         self._enter(sealed)
         self._holdings.add(THE_STORE, sealed)
 
@@ -100,7 +104,7 @@ class PageTable:
         self._holdings.add(holder, pages)
         return PageRefs(pages, self._headers.generation[pages])
 
-    def update(self, holder: int, releases: PageRefs, seals: Sequence[Seal], wanted: int) -> PageRefs | None:
+    def update(self, holder: int, releases: PageRefs, seals: Seals, wanted: int) -> PageRefs | None:
         """Release, then seal, then allocate for `holder`; cached pages are evicted where free ones are short.
 
         Returns:
@@ -110,7 +114,7 @@ class PageTable:
             InvalidRequest, StaleReference, StateConflict: a release or a seal is impossible; nothing is done.
         """
         pages, counts = self.check_held(holder, releases)
-        self._check_seals(holder, seals, pages, counts)
+        check_seals(seals, self._headers, self._holdings.of(holder), pages, counts)
         self._drop(holder, pages, counts)
         self._seal(seals)
         return self._allocate(holder, wanted)
@@ -204,38 +208,18 @@ class PageTable:
         held = self._holdings.of(holder)[pages]
         lacking = counts > held
         if lacking.any():
-            raise _not_held(int(pages[lacking.argmax()]), int(held[lacking.argmax()]))
+            raise not_held(int(pages[lacking.argmax()]), int(held[lacking.argmax()]))
         return pages, counts
 
-    def _check_seals(self, holder: int, seals: Sequence[Seal], released: Pages, counts: Counts) -> None:
-        if not seals:
-            return
-        dropped = dict(zip(released.tolist(), counts.tolist(), strict=True))
-        owned, sealing = self._holdings.of(holder), set[int]()
-        for page, page_hash, parent in seals:
-            for ref in (page,) if parent is None else (page, parent):
-                self._headers.check_live_one(ref)
-                held = int(owned[ref.page])
-                if held <= dropped.get(ref.page, 0):
-                    raise _not_held(ref.page, held)
-            if self._headers.state[page.page] != OPEN or page.page in sealing:
-                raise StateConflict(f"page {page.page} is sealed already")
-            check_page_hash(page_hash)
-            if parent and self._headers.state[parent.page] != SEALED and parent.page not in sealing:
-                raise StateConflict(
-                    f"page {page.page} has the parent {parent.page}, which is not sealed; "
-                    "seal a sequence's pages in order"
-                )
-            sealing.add(page.page)
-
-    def _seal(self, seals: Sequence[Seal]) -> None:
-        if not seals:
+    def _seal(self, seals: Seals) -> None:
+        if not len(seals):
             return
         self._headers.seal(seals)
         self._open_count -= len(seals)
-        for page, page_hash, parent in seals:  # in order: a parent may be sealed by the same call
-            self._depth[page.page] = 0 if parent is None else self._depth[parent.page] + 1
-            self._found[page.page] = self._index.add(page_hash, page.page)
+        pages, depth = seals.pages.pages, self._depth_one
+        for page, parent in zip(pages.tolist(), seals.parents.pages.tolist(), strict=True):
+            depth[page] = 0 if parent == NO_PAGE else depth[parent] + 1  # which this call may have set
+        self._found[pages] = list(map(self._index.add, seals.page_hashes, pages.tolist()))
 
     def _allocate(self, holder: int, wanted: int) -> PageRefs | None:
         lacking = wanted - self._free_count
@@ -291,10 +275,3 @@ class PageTable:
         self._free[self._free_count : self._free_count + len(pages)] = pages
         self._free_count += len(pages)
         self.freed += len(pages)
-
-
-def _not_held(page: int, held: int) -> StateConflict:
-    return StateConflict(
-        f"page {page} is not held by this session"
-        + (f" more than {held} times, and this call gives that back already" if held else "")
-    )

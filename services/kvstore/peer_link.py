@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Sequence
 
-import grpc
 from hotset.v1 import kvstore_pb2 as pb
 from hotset.v1 import kvstore_pb2_grpc as rpc
 
-from services.contract.errors import NotFound, StaleReference, StateConflict, from_rpc_error
+from services.contract.errors import NotFound, StaleReference, StateConflict
 from services.contract.file_header import FileHeader
 from services.contract.planes import planes_to_wire
+from services.contract.rpc_call import answer_of
 from services.contract.transport.frame import Credentials
 from services.contract.wire_security import WireSecurity
 from services.kvstore.page_fetch import Face
 from services.kvstore.page_refs import PageRefs
-
-_T = TypeVar("_T")
+from services.kvstore.wire import refs_from_wire, refs_to_wire
 
 
 class PeerLink:
@@ -42,34 +40,21 @@ class PeerLink:
         self._sequence = 0
         self._releasing = asyncio.Lock()
 
+    async def known(self, header: FileHeader, page_hashes: Sequence[bytes], seconds: float) -> int:
+        """How long a prefix of a chain the peer says it has; a hint, for nothing is pinned.
+
+        Raises:
+            As `match`.
+        """
+        return (await self._asked(header, page_hashes, seconds, count_only=True)).known_pages
+
     async def match(self, header: FileHeader, page_hashes: Sequence[bytes], seconds: float) -> PageRefs:
         """Pin the longest prefix of a chain that the peer has; the references are its own.
 
         Raises:
             StateConflict: its arena is laid out for something else. HotsetError: it is out of reach.
         """
-        for again in (False, True):
-            session = await self._attached(header, seconds)
-            try:
-                reply = await self._call(
-                    self._store.Match(
-                        pb.MatchRequest(
-                            session_id=session.session_id,
-                            epoch=session.epoch,
-                            page_hashes=page_hashes,
-                            local_only=True,
-                        ),
-                        timeout=seconds,
-                        metadata=self._said,
-                    )
-                )
-            except (NotFound, StaleReference):  # the lease has ended, or the peer was restarted
-                self._session = None
-                if again:
-                    raise
-            else:
-                return PageRefs.of_numbers([n for page in reply.pages for n in (page.page, page.generation)])
-        raise AssertionError("the second attempt returns or raises")
+        return refs_from_wire((await self._asked(header, page_hashes, seconds)).pages)
 
     def face(self, transport: str) -> Face:
         """Where the session's pages can be read.
@@ -104,12 +89,13 @@ class PeerLink:
                 return  # over already, and its pins with it
             self._sequence += 1
             request = pb.UpdateRequest(
-                session_id=session.session_id, epoch=session.epoch, sequence=self._sequence
+                session_id=session.session_id,
+                epoch=session.epoch,
+                sequence=self._sequence,
+                releases=refs_to_wire(refs),
             )
-            for ref in refs:
-                request.releases.add(page=ref.page, generation=ref.generation)
             try:
-                await self._call(self._store.Update(request, timeout=seconds, metadata=self._said))
+                await answer_of(self._store.Update(request, timeout=seconds, metadata=self._said))
             except Exception:
                 if session is self._session:
                     self._session = None
@@ -123,10 +109,35 @@ class PeerLink:
         """Hang up; the lease ends the session."""
         await self._channel.close()
 
+    async def _asked(
+        self, header: FileHeader, page_hashes: Sequence[bytes], seconds: float, *, count_only: bool = False
+    ) -> pb.MatchReply:
+        for again in (False, True):
+            session = await self._attached(header, seconds)
+            try:
+                return await answer_of(
+                    self._store.Match(
+                        pb.MatchRequest(
+                            session_id=session.session_id,
+                            epoch=session.epoch,
+                            page_hashes=page_hashes,
+                            local_only=True,
+                            count_only=count_only,
+                        ),
+                        timeout=seconds,
+                        metadata=self._said,
+                    )
+                )
+            except (NotFound, StaleReference):  # the lease has ended, or the peer was restarted
+                self._session = None
+                if again:
+                    raise
+        raise AssertionError("the second attempt returns or raises")
+
     async def _attached(self, header: FileHeader, seconds: float) -> pb.AttachReply:
         if self._session is not None and self._header == header:
             return self._session
-        self._session = await self._call(
+        self._session = await answer_of(
             self._store.Attach(
                 pb.AttachRequest(
                     client_name=self._name,
@@ -143,13 +154,6 @@ class PeerLink:
         )
         self._header, self._sequence = header, 0
         return self._session
-
-    @staticmethod
-    async def _call(call: Awaitable[_T]) -> _T:
-        try:
-            return await call
-        except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error) from error
 
 
 Dial = Callable[[str], PeerLink]

@@ -19,16 +19,17 @@ from dataclasses import dataclass
 
 from services.contract.errors import HotsetError
 from services.kvstore.asked import Asked
-from services.kvstore.orders import Seal
 from services.kvstore.page_bytes import PageBytes
 from services.kvstore.page_fetch import Fetched, PageFetcher
 from services.kvstore.page_refs import PageRef, PageRefs
 from services.kvstore.pages import THE_PULLER, PageTable
 from services.kvstore.peer_link import PeerLink
+from services.kvstore.peer_links import PeerLinks
+from services.kvstore.seals import NO_SEALS, Seal, Seals
 from services.kvstore.store_parts import StoreParts
 
 _log = logging.getLogger(__name__)
-_REST_SECONDS = 2.0  # a peer that failed is left alone for so long
+_RANKING = 0.3  # of the time, for asking several peers how much they have
 _RELEASE_SECONDS = 2.0
 _NOTHING = PageRefs.of(())
 
@@ -48,18 +49,17 @@ class Peers:
     def __init__(
         self,
         parts: StoreParts,
-        links: Sequence[PeerLink],
+        links: PeerLinks,
         transport: str,
         fetcher: PageFetcher,
         seconds: float,
     ) -> None:
-        """Ask the stores behind `links` by `transport`, for `seconds` a match at most."""
+        """Ask the stores behind `links`, which it closes, by `transport`, for `seconds` a match at most."""
         self._parts = parts
         self._links = links
         self._transport = transport
         self._fetcher = fetcher
         self._seconds = seconds
-        self._resting: dict[str, float] = {}
         self._asked = Asked()
         self._turn = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -73,17 +73,26 @@ class Peers:
         # A client that hangs up must not end it: the thread may be writing pages that are held for it.
         await asyncio.shield(self._go(self._fill(page_hashes, time.monotonic() + self._seconds)))
 
+    async def follow(self, addresses: Sequence[str]) -> None:
+        """Ask the stores at these addresses from the next pull on, beside those that the settings name."""
+        async with self._turn:
+            await self._links.follow(addresses)
+
+    @property
+    def count(self) -> int:
+        """Stores that may be asked."""
+        return len(self._links)
+
     async def close(self) -> None:
         """Wait for what is under way, which its deadline bounds, and hang up."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.get_running_loop().run_in_executor(self._thread, self._fetcher.close)
         self._thread.shutdown()
-        for link in self._links:
-            await link.close()
+        await self._links.close()
 
     def _missing(self, page_hashes: Sequence[bytes]) -> int | None:
         """Where the chain leaves what is here; None if nobody need be asked."""
-        if self._parts.arena.layout is None:
+        if self._parts.arena.layout is None or not len(self._links):
             return None
         known = self._parts.space.table.known(page_hashes)
         if known == len(page_hashes) or self._asked.lately(page_hashes[known]):
@@ -92,21 +101,46 @@ class Peers:
 
     async def _fill(self, page_hashes: Sequence[bytes], deadline: float) -> None:
         try:
-            await asyncio.wait_for(self._turn.acquire(), deadline - time.monotonic())
+            async with asyncio.timeout(deadline - time.monotonic()):
+                await self._turn.acquire()
         except TimeoutError:
             return
         try:
-            for link in self._links:
-                known = self._missing(page_hashes)
-                if known is None or time.monotonic() >= deadline:
+            for link in await self._ranked(page_hashes, deadline):
+                if self._missing(page_hashes) is None or time.monotonic() >= deadline:
                     return
-                if self._resting.get(link.address, 0.0) < time.monotonic():
-                    await self._pull(link, page_hashes, deadline)
+                await self._pull(link, page_hashes, deadline)
             known = self._missing(page_hashes)
             if known is not None:
                 self._asked.note(page_hashes[known])
         finally:
             self._turn.release()
+
+    async def _ranked(self, page_hashes: Sequence[bytes], deadline: float) -> list[PeerLink]:
+        """The peers worth a pull, the one that says it has most first; one alone need not be asked for that.
+
+        All are asked at once, so that those that are slow or gone cost a part of the time, and cost it once.
+        """
+        links, header = self._links.awake(), self._parts.arena.header
+        if len(links) < 2 or header is None:
+            return links
+        known = self._missing(page_hashes)
+        seconds = _RANKING * (deadline - time.monotonic())
+        answers = await asyncio.gather(
+            *(link.known(header, page_hashes[known:], max(0.001, seconds)) for link in links),
+            return_exceptions=True,
+        )
+        counted: list[tuple[int, PeerLink]] = []
+        for link, answer in zip(links, answers, strict=True):
+            if isinstance(answer, HotsetError):
+                self._failed(link, answer)
+            elif isinstance(answer, BaseException):
+                raise answer
+            elif answer:
+                counted.append((answer, link))
+            else:
+                self.counters.empty += 1
+        return [link for _, link in sorted(counted, key=lambda pair: pair[0], reverse=True)]
 
     async def _pull(self, link: PeerLink, page_hashes: Sequence[bytes], deadline: float) -> None:
         """Pull from one peer; a fault is logged and counted, and the peer left alone for a while."""
@@ -141,8 +175,7 @@ class Peers:
     def _failed(self, link: PeerLink, error: HotsetError) -> None:
         """Count it, tell it, and leave the peer alone for a while."""
         self.counters.failures += 1
-        self._resting[link.address] = time.monotonic() + _REST_SECONDS
-        link.forget()
+        self._links.rest(link)
         _log.warning("pull_failed peer=%s error=%s", link.address, error)
 
     def _go(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
@@ -163,7 +196,7 @@ class Peers:
         """Fetch what there is room for and seal what arrives."""
         room = table.counts.free + table.counts.cached
         theirs = PageRefs(theirs.pages[:room], theirs.generations[:room])
-        ours = table.update(THE_PULLER, _NOTHING, (), len(theirs))
+        ours = table.update(THE_PULLER, _NOTHING, NO_SEALS, len(theirs))
         layout = self._parts.arena.layout
         if ours is None or layout is None or not len(ours):
             return None
@@ -177,7 +210,7 @@ class Peers:
         seals = [
             Seal(page, page_hashes[at], chain[at]) for at, page in enumerate(list(ours)[: fetched.pages])
         ]
-        table.update(THE_PULLER, _NOTHING, seals, 0)
+        table.update(THE_PULLER, _NOTHING, Seals.of(seals), 0)
         self.counters.pages += fetched.pages
         _log.info("pulled peer=%s pages=%d of=%d", link.address, fetched.pages, len(theirs))
         return fetched.error

@@ -23,8 +23,11 @@ from services.contract.rpc_errors import AioErrorInterceptor
 from services.contract.wire_security import TokenCheck, WireSecurity
 from services.kvstore.data_metrics import DataMetrics
 from services.kvstore.data_plane import DataPlane
+from services.kvstore.event_publisher import EventPublisher
 from services.kvstore.idle_check import IdleCheck
 from services.kvstore.metrics import MetricsServer, RpcMeter, StoreMetrics
+from services.kvstore.news_metrics import NewsMetrics
+from services.kvstore.page_news import NO_NEWS, KvEvents, NewsFigures, PageNews
 from services.kvstore.servicer import KvStoreServicer
 from services.kvstore.settings import KvStoreSettings
 from services.kvstore.store import Store
@@ -42,13 +45,26 @@ async def serve(settings: KvStoreSettings) -> None:
     Raises:
         SetupError: the arena or a port cannot be had, or someone took files away from under the store.
     """
+    if not settings.kv_events:
+        return await _serve(settings, NO_NEWS, NewsFigures())
+    publisher = EventPublisher(settings.kv_events, settings.kv_events_replay, settings.kv_events_topic)
+    try:
+        events = KvEvents(publisher.send)
+        await _serve(settings, events, events.figures, publisher.addresses)
+    finally:
+        publisher.close()
+
+
+async def _serve(
+    settings: KvStoreSettings, news: PageNews, told: NewsFigures, told_at: tuple[str, ...] = ()
+) -> None:
     loop = asyncio.get_running_loop()
     stop, hurry = asyncio.Event(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, lambda: hurry.set() if stop.is_set() else stop.set())
 
     security = WireSecurity.read(settings.wire_dir)
-    store = Store.open(settings.arena_dir, settings.arena_bytes, time.monotonic, settings.lease_seconds)
+    store = Store.open(settings.arena_dir, settings.arena_bytes, time.monotonic, settings.lease_seconds, news)
     keep = store.reopened  # a start that fails leaves an arena that it found, and none that it made
     data: DataPlane | None = None
     try:
@@ -56,11 +72,14 @@ async def serve(settings: KvStoreSettings) -> None:
         metrics = StoreMetrics(store.snapshot())
         data = plane = DataPlane(settings, store.parts, security)
         metrics.registry.register(DataMetrics(lambda: plane.figures))
+        metrics.registry.register(NewsMetrics(told))
         server = grpc.aio.server(
             interceptors=[AioErrorInterceptor(), RpcMeter(metrics), TokenCheck(security)],
             options=SERVER_OPTIONS,
         )
-        kvstore_pb2_grpc.add_KvStoreServicer_to_server(KvStoreServicer(store, plane), server)
+        kvstore_pb2_grpc.add_KvStoreServicer_to_server(
+            KvStoreServicer(store, plane, wants_tokens=bool(told_at)), server
+        )
         health_servicer = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
         address = _listen(server, settings.listen, security)
@@ -68,10 +87,11 @@ async def serve(settings: KvStoreSettings) -> None:
         try:
             await server.start()
             await _set_health(health_servicer, health_pb2.HealthCheckResponse.SERVING)
+            plane.join(settings, address)
             keep = True  # from here on a fault leaves what a kill would leave
             gc.freeze()  # a step's call need not wait for a collection among what stays until the end
             _announce(
-                sizes.table(),
+                sizes.table() + "".join(f"\nkv events {address}" for address in told_at),
                 f"kvstore ready grpc={address} metrics={metrics_server.address} arena={sizes.arena_path}",
             )
             idle = IdleCheck(store, metrics.count_breach)
@@ -139,4 +159,5 @@ async def _drain(store: Store, hurry: asyncio.Event, seconds: float) -> None:
     deadline = loop.time() + seconds
     while store.drain() and loop.time() < deadline and not hurry.is_set():
         with suppress(TimeoutError):
-            await asyncio.wait_for(hurry.wait(), min(0.05, max(0.0, deadline - loop.time())))
+            async with asyncio.timeout_at(min(loop.time() + 0.05, deadline)):
+                await hurry.wait()

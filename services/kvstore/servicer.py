@@ -16,9 +16,9 @@ from services.contract.file_header import FileHeader
 from services.contract.layout import LAYOUT_VERSION
 from services.contract.planes import planes_from_wire
 from services.kvstore.data_plane import DataPlane
-from services.kvstore.orders import AttachOrder, ClientKind, Seal, UpdateOrder, check_chain
-from services.kvstore.page_refs import PageRef, PageRefs
+from services.kvstore.orders import AttachOrder, ClientKind, UpdateOrder, check_chain
 from services.kvstore.store import Store
+from services.kvstore.wire import refs_from_wire, refs_to_wire, seals_from_wire
 
 _KINDS = {pb.CLIENT_KIND_MAPPED: ClientKind.MAPPED, pb.CLIENT_KIND_REMOTE: ClientKind.REMOTE}
 
@@ -31,9 +31,11 @@ class KvStoreServicer(rpc.KvStoreServicer):
     Only a match may wait, before it begins: for pages of other stores.
     """
 
-    def __init__(self, store: Store, data: DataPlane) -> None:
+    def __init__(self, store: Store, data: DataPlane, *, wants_tokens: bool = False) -> None:
+        """`wants_tokens`: whether somebody is told of pages by their tokens."""
         self._store = store
         self._data = data
+        self._wants_tokens = wants_tokens
 
     async def Attach(self, request: pb.AttachRequest, context: _Context) -> pb.AttachReply:
         if request.kind not in _KINDS:
@@ -45,11 +47,11 @@ class KvStoreServicer(rpc.KvStoreServicer):
                 kind=_KINDS[request.kind],
                 token=request.session_token,
                 header=header,
-                held=_refs(request.held_pages),
+                held=refs_from_wire(request.held_pages),
                 reads_only=request.reads_only,
             )
         )
-        reply = pb.AttachReply(
+        return pb.AttachReply(
             session_id=attached.session_id,
             epoch=attached.epoch,
             arena_path=attached.arena_path,
@@ -58,38 +60,43 @@ class KvStoreServicer(rpc.KvStoreServicer):
             page_count=attached.page_count,
             lease_ms=attached.lease_ms,
             data_key=attached.data_key,
+            wants_tokens=self._wants_tokens,
             data_faces=[pb.DataFace(transport=name, address=where) for name, where in self._data.faces],
+            sealed_pages=refs_to_wire(attached.sealed),
         )
-        _write(attached.sealed, reply.sealed_pages)
-        return reply
 
     async def Match(self, request: pb.MatchRequest, context: _Context) -> pb.MatchReply:
         hashes = list(request.page_hashes)
+        if request.count_only:
+            known = self._store.known(request.session_id, request.epoch, hashes)
+            return pb.MatchReply(known_pages=known)
         if self._data.asks and not request.local_only:
             self._store.heartbeat(request.session_id, request.epoch)
             check_chain(hashes)
             await self._data.fill(hashes)
         found = self._store.match(request.session_id, request.epoch, hashes)
         counts = self._store.page_counts
-        reply = pb.MatchReply(free_pages=counts.free, cached_pages=counts.cached)
-        _write(found, reply.pages)
-        return reply
+        return pb.MatchReply(
+            pages=refs_to_wire(found),
+            free_pages=counts.free,
+            cached_pages=counts.cached,
+            known_pages=len(found),
+        )
 
     async def Update(self, request: pb.UpdateRequest, context: _Context) -> pb.UpdateReply:
         order = UpdateOrder(
             sequence=request.sequence,
-            releases=_refs(request.releases),
-            seals=tuple(_seal(seal) for seal in request.seals),
+            releases=refs_from_wire(request.releases),
+            seals=seals_from_wire(request.seals),
             allocate_pages=request.allocate_pages,
         )
         updated = self._store.update(request.session_id, request.epoch, order)
-        reply = pb.UpdateReply(
+        return pb.UpdateReply(
+            pages=refs_to_wire(updated.pages),
             shortfall_pages=updated.shortfall_pages,
             free_pages=updated.free_pages,
             cached_pages=updated.cached_pages,
         )
-        _write(updated.pages, reply.pages)
-        return reply
 
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: _Context) -> pb.HeartbeatReply:
         lease_ms = self._store.heartbeat(request.session_id, request.epoch)
@@ -115,25 +122,3 @@ class KvStoreServicer(rpc.KvStoreServicer):
 
     async def Drain(self, request: pb.DrainRequest, context: _Context) -> pb.DrainReply:
         return pb.DrainReply(sessions=self._store.drain())
-
-
-def _refs(messages: Any) -> PageRefs:
-    return PageRefs.of_numbers([number for m in messages for number in (m.page, m.generation)])
-
-
-def _write(refs: PageRefs, messages: Any) -> None:
-    """Append `refs` to a repeated field. Field by field: keywords cost 3 times as much, 1.3 ms for 2,000."""
-    add = messages.add
-    for page, generation in zip(refs.pages.tolist(), refs.generations.tolist(), strict=True):
-        message = add()
-        message.page = page
-        message.generation = generation
-
-
-def _ref(message: pb.PageRef) -> PageRef:
-    return PageRef(message.page, message.generation)
-
-
-def _seal(message: pb.Seal) -> Seal:
-    parent = _ref(message.parent) if message.HasField("parent") else None
-    return Seal(_ref(message.page), message.page_hash, parent)

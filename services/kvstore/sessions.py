@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from services.contract.errors import NotFound, StaleReference
-from services.kvstore.orders import ClientKind, Updated
+from services.contract.errors import NotFound, StaleReference, StateConflict
+from services.kvstore.orders import AttachOrder, ClientKind, Updated
 from services.kvstore.session_locks import SessionLocks
 
 Clock = Callable[[], float]
@@ -93,6 +93,19 @@ class Sessions:
         self._by_id[session.session_id] = session
         self.renew(session)
         return session
+
+    def check_identity(self, order: AttachOrder) -> None:
+        """Refuse a client that comes with the token of another one.
+
+        Raises:
+            StateConflict: the token is attached under another name or kind.
+        """
+        session = self.get(session_id_of(order.token))
+        if session is not None and (session.client_name, session.kind) != (order.client_name, order.kind):
+            raise StateConflict(
+                f"this token is attached as {session.kind.value} client {session.client_name}; "
+                "every client chooses its own"
+            )
 
     def authorise(self, session_id: int, epoch: int) -> Session:
         """The session that a call speaks for.

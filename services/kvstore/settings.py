@@ -1,4 +1,4 @@
-"""What an operator may say to kvstore, and the sizes that the machine makes of it.
+"""What an operator may say to kvstore.
 
 Reads nothing but flags, environment and the file; opens no arena.
 """
@@ -6,14 +6,13 @@ Reads nothing but flags, environment and the file; opens no arena.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from services.contract.base_settings import ServiceSettings
-from services.contract.byte_size import ByteSize, format_bytes
+from services.contract.byte_size import ByteSize
 
 _LISTEN = re.compile(r"unix:/.+|(\[[0-9a-fA-F:.]+\]|[^\[\]:/\s]+):(\d{1,5})")
 
@@ -64,9 +63,32 @@ class KvStoreSettings(ServiceSettings):
         "",
         description="gRPC addresses of other stores to fetch prefixes from, host:port, with commas between",
     )
+    etcd: str = Field(
+        "", description="etcd's addresses, host:port, with commas between, by which stores find each other"
+    )
+    etcd_prefix: str = Field(
+        "/hotset/stores/",
+        min_length=2,
+        description="of the keys of stores that are each other's peers",
+    )
+    etcd_wire_dir: Path | None = Field(
+        None, description="directory with certificates for etcd, where it asks for them (docs/transport.md)"
+    )
+    advertise: str = Field(
+        "", description="gRPC address told to other stores by etcd; by default that of --listen"
+    )
     pull_seconds: float = Field(
         0.5, gt=0, le=1.5, description="seconds that a match may wait for bytes of other stores"
     )
+    kv_events: str = Field(
+        "",
+        description="ZeroMQ address to publish KV events at, in vLLM's format, tcp://host:port (0 = any) or "
+        "ipc:///path; none = off",
+    )
+    kv_events_replay: str = Field(
+        "", description="ZeroMQ address at which subscribers ask for events that they missed; none = off"
+    )
+    kv_events_topic: str = Field("", description="topic of the KV events; kv@ID@MODEL for some routers")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="least severe log lines kept"
     )
@@ -74,14 +96,42 @@ class KvStoreSettings(ServiceSettings):
     @property
     def peer_addresses(self) -> tuple[str, ...]:
         """The peers one by one."""
-        return tuple(address.strip() for address in self.peers.split(",") if address.strip())
+        return _one_by_one(self.peers)
 
-    @field_validator("peers")
+    @property
+    def etcd_addresses(self) -> tuple[str, ...]:
+        """The endpoints of etcd one by one."""
+        return _one_by_one(self.etcd)
+
+    @field_validator("peers", "etcd", "advertise")
     @classmethod
     def _are_addresses(cls, value: str) -> str:
-        for address in filter(None, map(str.strip, value.split(","))):
+        for address in _one_by_one(value):
             if _LISTEN.fullmatch(address) is None:
                 raise ValueError(f"{address!r} is neither host:port nor unix:/path")
+        return value
+
+    @field_validator("kv_events", "kv_events_replay")
+    @classmethod
+    def _is_zmq_address(cls, value: str) -> str:
+        scheme, _, rest = value.partition("://")
+        if value and not (scheme == "ipc" and rest.startswith("/")):
+            match = _LISTEN.fullmatch(rest)
+            if scheme != "tcp" or match is None or int(match[2] or 65536) > 65535:
+                raise ValueError(f"{value!r} is neither tcp://host:port nor ipc:///path")
+        return value
+
+    @model_validator(mode="after")
+    def _replays_what_it_publishes(self) -> Self:
+        if self.kv_events_replay and not self.kv_events:
+            raise ValueError("kv_events_replay repeats what kv_events publishes; set that too")
+        return self
+
+    @field_validator("etcd_prefix")
+    @classmethod
+    def _is_no_address(cls, value: str) -> str:
+        if not value.startswith("/") or not value.endswith("/") or not value.isascii():
+            raise ValueError(f"{value!r} does not begin and end with a slash")
         return value
 
     @field_validator("data_listen")
@@ -100,33 +150,5 @@ class KvStoreSettings(ServiceSettings):
         return value
 
 
-@dataclass(frozen=True, slots=True)
-class StoreSizes:
-    """What the settings come to on this machine, at start."""
-
-    arena_path: Path
-    arena_bytes: int
-    resident_bytes: int  # of the arena, in memory already
-    mount_free_bytes: int
-    huge_pages: str  # the mount's option
-    page_bytes: int  # 0 until the first attach lays the arena out
-    page_count: int
-    page_tokens: int
-    held_pages: int  # found in a reopened arena
-
-    def table(self) -> str:
-        """The sizes as lines for a person."""
-        if self.page_count:
-            pages = (
-                f"{self.page_count} of {format_bytes(self.page_bytes)} and {self.page_tokens} tokens, "
-                f"{self.page_count * self.page_tokens} tokens in all; {self.held_pages} held from before"
-            )
-        else:
-            pages = "laid out by the first client's planes"
-        rows = (
-            ("arena", f"{self.arena_path}, {format_bytes(self.arena_bytes)}"),
-            ("resident", f"{format_bytes(self.resident_bytes)} now, grows as pages are first written"),
-            ("mount", f"{format_bytes(self.mount_free_bytes)} free, huge pages: {self.huge_pages}"),
-            ("pages", pages),
-        )
-        return "\n".join(f"{name:<10}{value}" for name, value in rows)
+def _one_by_one(addresses: str) -> tuple[str, ...]:
+    return tuple(filter(None, map(str.strip, addresses.split(","))))

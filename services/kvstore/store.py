@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from services.contract.errors import StateConflict
-from services.contract.mount import mount_of
 from services.kvstore.arena import Arena
 from services.kvstore.orders import (
     Attached,
@@ -23,11 +22,12 @@ from services.kvstore.orders import (
     UpdateOrder,
     check_chain,
 )
+from services.kvstore.page_news import NO_NEWS, PageNews
 from services.kvstore.page_refs import PageRefs
 from services.kvstore.page_space import PageSpace
 from services.kvstore.session_locks import SessionLocks
 from services.kvstore.sessions import Clock, Session, SessionEnd, Sessions, session_id_of
-from services.kvstore.settings import StoreSizes
+from services.kvstore.sizes import StoreSizes
 from services.kvstore.snapshot import StoreCounters, StoreSnapshot
 from services.kvstore.store_parts import StoreParts
 
@@ -37,7 +37,9 @@ _log = logging.getLogger(__name__)
 class Store:
     """An arena and everyone attached to it; build one with `Store.open`, call `tick` a few times a second."""
 
-    def __init__(self, arena: Arena, locks: SessionLocks, clock: Clock, lease_seconds: float) -> None:
+    def __init__(
+        self, arena: Arena, locks: SessionLocks, clock: Clock, lease_seconds: float, news: PageNews
+    ) -> None:
         """Take up what the arena holds.
 
         Raises:
@@ -49,20 +51,23 @@ class Store:
         self._lease_seconds = lease_seconds
         self._sessions = Sessions(locks, clock, lease_seconds)
         self._counters = StoreCounters()
-        self._space = PageSpace(arena, locks, clock, lease_seconds)
+        self._news = news
+        self._space = PageSpace(arena, locks, clock, lease_seconds, news)
         self.parts = StoreParts(arena, self._space, self._sessions)
         self.draining = False
 
     @classmethod
-    def open(cls, directory: Path, arena_bytes: int, clock: Clock, lease_seconds: float) -> Store:
-        """Make or reopen the arena in `directory`.
+    def open(
+        cls, directory: Path, arena_bytes: int, clock: Clock, lease_seconds: float, news: PageNews = NO_NEWS
+    ) -> Store:
+        """Make or reopen the arena in `directory`; `news` is told what becomes findable.
 
         Raises:
             SetupError: as `Arena.open`; or a page header is damaged. What was there is left as it was.
         """
         arena = Arena.open(directory, arena_bytes)
         try:
-            return cls(arena, SessionLocks(arena.path.parent / "sessions"), clock, lease_seconds)
+            return cls(arena, SessionLocks(arena.path.parent / "sessions"), clock, lease_seconds, news)
         except BaseException:
             arena.close(keep=arena.reopened)
             raise
@@ -96,7 +101,7 @@ class Store:
             raise StateConflict(
                 f"nobody holds the lock sessions/{order.token}.lock beside the arena; lock it, then attach"
             )
-        self._check_identity(order, self._sessions.get(session_id))
+        self._sessions.check_identity(order)
         self._make_way(order.client_name, session_id)
         if order.reads_only:
             self._space.check_layout(order.header)
@@ -143,7 +148,8 @@ class Store:
         if self.draining and order.allocate_pages:
             raise StateConflict("the store is draining and allocates no pages; give up or finish what runs")
         table = self._space.table
-        pages = table.update(session_id, order.releases, order.seals, order.allocate_pages)
+        with self._news.naming(order.seals, self._arena.page_headers):
+            pages = table.update(session_id, order.releases, order.seals, order.allocate_pages)
         self._counters.sealed += len(order.seals)
         counts = table.counts
         if pages is None:
@@ -171,6 +177,16 @@ class Store:
         self._counters.looked_up += len(page_hashes)
         self._counters.matched += len(pages)
         return pages
+
+    def known(self, session_id: int, epoch: int, page_hashes: Sequence[bytes]) -> int:
+        """How many hashes at the beginning of a chain are found; nothing is pinned.
+
+        Raises:
+            As `match`.
+        """
+        self._speaking(session_id, epoch)
+        check_chain(page_hashes)
+        return self._space.table.known(page_hashes)
 
     def heartbeat(self, session_id: int, epoch: int) -> int:
         """Renew the lease; its length in ms.
@@ -230,18 +246,7 @@ class Store:
 
     def sizes(self) -> StoreSizes:
         """What the settings came to on this machine."""
-        now, mount = self.snapshot(), mount_of(self._arena.path)
-        return StoreSizes(
-            arena_path=self._arena.path,
-            arena_bytes=now.arena_bytes,
-            resident_bytes=now.resident_bytes,
-            mount_free_bytes=mount.free_bytes,
-            huge_pages=mount.huge,
-            page_bytes=now.page_bytes,
-            page_count=now.pages.total,
-            page_tokens=now.page_tokens,
-            held_pages=now.pages.held,
-        )
+        return StoreSizes.of(self._arena.path, self.snapshot())
 
     def check_integrity(self) -> None:
         """Compare everything with everything; for idle times and tests.
@@ -264,13 +269,6 @@ class Store:
         session = self._sessions.authorise(session_id, epoch)
         self._sessions.renew(session)
         return session
-
-    def _check_identity(self, order: AttachOrder, session: Session | None) -> None:
-        if session is not None and (session.client_name, session.kind) != (order.client_name, order.kind):
-            raise StateConflict(
-                f"this token is attached as {session.kind.value} client {session.client_name}; "
-                "every client chooses its own"
-            )
 
     def _make_way(self, client_name: str, session_id: int) -> None:
         """End an older session of the same client, if that is safe."""

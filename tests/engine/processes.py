@@ -169,7 +169,7 @@ class KvStore(Process):
         return KvStore(self.directory, self.arena_bytes, listen=self.address, lease=self.lease)
 
     def stats(self) -> store_pb.StoreStats:
-        return self.stub.Stats(store_pb.StoreStatsRequest(), timeout=10, wait_for_ready=True)
+        return self.stub.Stats(store_pb.StoreStatsRequest(), timeout=60, wait_for_ready=True)
 
     def clear_away(self) -> None:
         self.channel.close()
@@ -259,7 +259,7 @@ class Engine(Process):
         return self.tokens(request_id, choice)
 
     def stats(self) -> pb.EngineStats:
-        return self.stub.Stats(pb.EngineStatsRequest(), timeout=10)
+        return self.stub.Stats(pb.EngineStatsRequest(), timeout=60)
 
     def idle(self) -> bool:
         """Whether everything has come back: rows, slots and pages."""

@@ -135,7 +135,7 @@ def test_two_requests_keep_their_kv_in_the_arenas_file(served: Served) -> None:
             assert np.allclose(found, expected[layer], atol=1e-4), f"layer {layer}"
         owned += mine
     assert len(set(owned)) == len(owned)
-    eventually("everything is back", lambda: engine.idle() and not served.open_pages(), 20)
+    eventually("everything is back", lambda: engine.idle() and not served.open_pages())
 
 
 def test_two_choices_draw_from_their_own_seeds_and_end(served: Served) -> None:
@@ -155,7 +155,7 @@ def test_two_choices_draw_from_their_own_seeds_and_end(served: Served) -> None:
         for token in event.tokens:
             assert token.HasField("logprob")
             assert [top.logprob for top in token.top] == sorted((t.logprob for t in token.top), reverse=True)
-    eventually("everything is back", engine.idle, 20)
+    eventually("everything is back", engine.idle)
 
 
 def test_prompt_log_probabilities_come_with_the_first_event(served: Served) -> None:
@@ -202,7 +202,7 @@ def test_aborting_gives_pages_back_and_leaves_the_neighbour_alone(served: Served
         assert last.finish_reason == pb.FINISH_REASON_ABORT
         assert len(engine.tokens(name)) < 500
     assert engine.answer("neighbour") == right
-    eventually("everything is back", lambda: engine.idle() and not served.open_pages(), 20)
+    eventually("everything is back", lambda: engine.idle() and not served.open_pages())
     told = {name: len(engine.events[name, 0]) for name in names}
     time.sleep(0.2)
     assert told == {name: len(engine.events[name, 0]) for name in names}, "something came after the end"
@@ -222,11 +222,11 @@ def test_one_choice_of_two_can_be_aborted(served: Served) -> None:
 
 def test_the_figures_add_up(served: Served) -> None:
     engine = served.engine
-    eventually("idle", engine.idle, 20)
+    eventually("idle", engine.idle)
     before = engine.stats()
     engine.submit("counted", served.prompt(300, 2000), 25)
     engine.answer("counted")
-    eventually("idle", engine.idle, 20)
+    eventually("idle", engine.idle)
     after = engine.stats()
     assert after.prompt_tokens - before.prompt_tokens == 300
     assert after.generation_tokens - before.generation_tokens == 25

@@ -98,13 +98,13 @@ def lasting(module_shm: Path, module_keep: Keeper, tiny: Path) -> Pair:
 
 def check_idle(pair: Pair) -> None:
     """Every row, slot and page is back where it came from."""
-    eventually("the engine is idle", pair.engine.idle, 20)
+    eventually("the engine is idle", pair.engine.idle)
 
     def all_back() -> bool:  # a restarted store holds sealed pages until nobody is waited for
         now = pair.store.stats()
         return now.free_pages + now.cached_pages == now.total_pages and not now.open_pages + now.sealed_pages
 
-    eventually("every page is free or cached", all_back, 20)
+    eventually("every page is free or cached", all_back)
 
 
 def test_an_answer_and_its_end(lasting: Pair, alone: Alone) -> None:
@@ -207,7 +207,7 @@ def test_a_killed_engine_leaves_nothing_and_a_new_one_goes_on_until_sigterm(pair
     eventually("it answers", lambda: len(pair.engine.tokens("r")) > 20)
     assert store.stats().open_pages > 0
     pair.engine.end(signal.SIGKILL)
-    eventually("the store notices", lambda: store.stats().open_pages == 0, 20)
+    eventually("the store notices", lambda: store.stats().open_pages == 0)
     assert store.stats().sessions == 0
     so_far = pair.engine.tokens("r")
     assert so_far == right[: len(so_far)]
@@ -222,7 +222,7 @@ def test_a_killed_engine_leaves_nothing_and_a_new_one_goes_on_until_sigterm(pair
     assert store.stats().open_pages > 0
     begun = time.monotonic()
     assert engine.end() == 0
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < 40
     assert (store.stats().open_pages, store.stats().sessions) == (0, 0)
     assert "Traceback" not in engine.text
 
@@ -251,10 +251,10 @@ def test_sigterm_during_the_start_ends_it(shm: Path, keep: Keeper, tiny: Path, s
     assert refusal.value.code() == grpc.StatusCode.UNAVAILABLE
     begun = time.monotonic()
     assert engine.end() == 0
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < 40
     assert "Traceback" not in engine.text
     if store_answers:
-        eventually("no session is left", lambda: store.stats().sessions == 0, 10)
+        eventually("no session is left", lambda: store.stats().sessions == 0)
 
 
 FAILED: dict[str, tuple[dict[str, object], str]] = {
@@ -303,9 +303,9 @@ def test_sigterm_beside_a_store_that_hangs(pair: Pair) -> None:
     pair.store.send(signal.SIGSTOP)
     begun = time.monotonic()
     pair.engine.end()
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < 40
     pair.store.send(signal.SIGCONT)
-    eventually("the store notices", lambda: pair.store.stats().open_pages == 0, 20)
+    eventually("the store notices", lambda: pair.store.stats().open_pages == 0)
 
 
 def test_a_store_that_comes_back_empty_ends_the_engine(pair: Pair) -> None:

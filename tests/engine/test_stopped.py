@@ -62,7 +62,7 @@ def test_stopped_past_its_lease_in_mid_answer(shm: Path, keep: Keeper, tiny: Pat
         store.end(signal.SIGKILL)
         store = keep(store.again())
     else:
-        eventually("its lease ends", lambda: "event=lease_expired client=engine-0" in store.text, 20)
+        eventually("its lease ends", lambda: "event=lease_expired client=engine-0" in store.text)
     busy = range(10, 19)
     for number in busy:
         other.submit(str(number), prompt(number), TOKENS)
@@ -78,7 +78,7 @@ def test_stopped_past_its_lease_in_mid_answer(shm: Path, keep: Keeper, tiny: Pat
         right = Sequence("r", 0, prompt(number), Sampling(), seed=1, max_tokens=TOKENS)
         alone.generate([right])
         assert answer == right.generated, number
-    eventually("everything has come back", lambda: one.idle() and other.idle(), 20)
+    eventually("everything has come back", lambda: one.idle() and other.idle())
     assert (store.stats().open_pages, store.stats().sealed_pages) == (0, 0)
 
 

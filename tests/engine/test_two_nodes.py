@@ -140,7 +140,7 @@ def test_over_a_cable_that_is_pulled_out_and_back_in(
     there.link("down")
     start = time.monotonic()
     assert second.says(1) == (answers[1], 0)  # computed, after a second of waiting for the other
-    assert time.monotonic() - start < 20
+    assert time.monotonic() - start < 60
     assert "pull_failed" in second.store.text
     there.link("up")
 

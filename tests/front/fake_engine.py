@@ -36,6 +36,7 @@ from services.decoder.settings import DecoderSettings
 
 class FakeSettings(DecoderSettings):
     engine_socket: str
+    engine_index: int
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,7 @@ class FakeEngine(pb_grpc.EngineServicer):
         )
 
     def Submit(self, request: pb.SubmitRequest, context: grpc.ServicerContext) -> pb.SubmitReply:
+        self.note("taken_by", self._settings.engine_index)
         self.note("submit", json_format.MessageToDict(request, preserving_proto_field_name=True))
         orders = Orders(**json.loads(request.cache_salt)) if request.cache_salt[:1] == b"{" else Orders()
         if orders.refuse:
@@ -276,9 +278,10 @@ def main() -> None:
         raise SystemExit(start.exit)
     settings = FakeSettings.from_command_line(sys.argv[1:], program="fake_engine")
     journal = Path(os.environ["FAKE_ENGINE_JOURNAL"])
-    lives = journal.read_text().count('"start"') if journal.exists() else 0
+    lines = map(json.loads, journal.read_text().splitlines()) if journal.exists() else ()
+    lives = sum(line.get("start", {}).get("engine") == settings.engine_index for line in lines)
     engine = FakeEngine(settings, start, journal, lives)
-    engine.note("start", {"pid": os.getpid(), **dataclasses.asdict(start)})
+    engine.note("start", {"pid": os.getpid(), "engine": settings.engine_index, **dataclasses.asdict(start)})
     if start.second_fails and lives == 1:
         raise SystemExit(3)
     server = grpc.server(ThreadPoolExecutor(16), options=SERVER_OPTIONS, interceptors=[ErrorInterceptor()])

@@ -79,7 +79,7 @@ class LiveFront:
 
         until(ready, "the front to be ready")
 
-    def until_exit(self, seconds: float = 15.0) -> int:
+    def until_exit(self, seconds: float = PATIENCE_SECONDS) -> int:
         return self.process.wait(seconds)
 
     def stop(self) -> int:
@@ -87,10 +87,10 @@ class LiveFront:
         return self.until_exit()
 
     def client(self) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=30)
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=120)
 
     def post(self, path: str, body: Mapping[str, Any], **options: Any) -> httpx.Response:
-        return httpx.post(f"{self.url}{path}", json=body, timeout=30, **options)
+        return httpx.post(f"{self.url}{path}", json=body, timeout=120, **options)
 
     def chat(self, **fields: Any) -> httpx.Response:
         return self.post("/v1/chat/completions", chat_body(**fields))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,6 +18,8 @@ from tests.decoder import checkpoints
 from tests.engine.conftest import directory_on_tmpfs
 from tests.engine.processes import Keeper, KvStore, Process, eventually
 from tests.front.live import chunks_of
+
+LISTENING = re.compile(r"event=listening url=(\S+)")
 
 
 @dataclass
@@ -34,6 +36,13 @@ class Service:
     front: Process
     url: str
     keep: Keeper
+    command: list[str]
+
+    def start_front_again(self) -> None:
+        """At the same address, after the last one has ended; it listens, and its engine is still to start."""
+        port = self.url.rsplit(":", 1)[1]
+        self.front = self.keep(Process([*self.command, f"--port={port}"]))
+        self.front.read_until(LISTENING)
 
     @property
     def engine(self) -> psutil.Process:
@@ -94,19 +103,22 @@ def tiny_model(path: Path, default_model: Path) -> Path:
 
 
 @contextmanager
-def real_service(model: Path, arena_bytes: int, **sizes: object) -> Iterator[Service]:
+def real_service(
+    model: Path, arena_bytes: int, store_flags: Sequence[str] = (), /, **sizes: object
+) -> Iterator[Service]:
     """Started, ready, and cleared away."""
     keep = Keeper()
     with directory_on_tmpfs() as shm:
         try:
-            store = keep(KvStore(shm / "arena", arena_bytes))
+            store = keep(KvStore(shm / "arena", arena_bytes, flags=store_flags))
             flags = {"kvstore": store.address, "port": 0, "served-model-name": "fake", "dtype": "float32"}
             # A budget for everything, for the same reason: equally good blocks would be chosen by rounding.
             usual = {"max-rows": 6, "max-step-tokens": 64, "budget-tokens": 1024, "threads": 1}
             given = [f"--{name.replace('_', '-')}={value}" for name, value in (flags | usual | sizes).items()]
-            front = keep(Process(["-m", "services.decoder", f"--model={model}", *given]))
-            url = front.read_until(re.compile(r"event=listening url=(\S+)"))[1]
+            command = ["-m", "services.decoder", f"--model={model}", *given]
+            front = keep(Process(command))
+            url = front.read_until(LISTENING)[1]
             eventually("it serves", lambda: httpx.get(f"{url}/ready").status_code == 200)
-            yield Service(store, front, url, keep)
+            yield Service(store, front, url, keep, command)
         finally:
             keep.clear_away()

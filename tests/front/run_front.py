@@ -15,9 +15,9 @@ from services.decoder.settings import DecoderSettings
 def main() -> int:
     arguments = sys.argv[1:]
 
-    def engine_command(socket: Path) -> list[str]:
+    def engine_command(index: int, socket: Path) -> list[str]:
         program = [sys.executable, "-m", "tests.front.fake_engine"]
-        return [*program, *arguments, f"--engine-socket={socket}"]
+        return [*program, *arguments, f"--engine-socket={socket}", f"--engine-index={index}"]
 
     try:
         settings = DecoderSettings.from_command_line(arguments, program="front")

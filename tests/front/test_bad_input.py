@@ -129,7 +129,7 @@ def test_a_bad_prompt_is_refused(front: LiveFront, case: str) -> None:
     assert response.status_code == 400
     error = error_of(response)
     assert error["param"].startswith("prompt"), error
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 40
 
 
 def test_prompts_times_n_is_bounded(front: LiveFront) -> None:

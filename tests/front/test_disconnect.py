@@ -54,7 +54,7 @@ def test_a_client_leaves(front: LiveFront, stream: bool, hold: bool, n: int, res
         if reset:
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
     request_id = front.noted("submit")[-1]["request_id"]
-    until(lambda: _aborted(front, request_id), "the engine to be told", 5)
+    until(lambda: _aborted(front, request_id), "the engine to be told")
     _until_idle(front)
     lines = [line for line in front.log.splitlines() if "id=leaver" in line]
     assert "status=499" in lines[-1]

@@ -12,9 +12,9 @@ from prometheus_client import CollectorRegistry
 from services.contract.errors import Unavailable
 from services.decoder.front.answer import Answer, ChoicePiece, Tally
 from services.decoder.front.engine_client import Arrival, EngineClient, EngineGone, Mailbox
+from services.decoder.front.engines import Engines
 from services.decoder.front.request_metrics import RequestMetrics
 from services.decoder.front.sampling import LogprobsWanted, Plan
-from services.decoder.front.supervisor import Supervisor
 from services.decoder.front.text.tokenizer import TextTokenizer
 
 
@@ -45,11 +45,11 @@ class _Life(EngineClient):
         self.mailbox.put_nowait(EngineGone())
 
 
-class _Lives(Supervisor):
+class _Lives(Engines):
     """Hands out one life after another."""
 
     def __init__(self, directory: Path, lives: list[_Life]) -> None:
-        super().__init__(lambda socket: [str(socket)], directory)
+        super().__init__(lambda index, socket: [str(socket)], directory, 1)
         self._lives = lives
 
     async def next_life(self) -> EngineClient:
@@ -108,7 +108,8 @@ def test_no_token_twice_and_none_of_the_dead(default_model: Path, tmp_path: Path
         last.tell(42)
         first.tell(97, end=True)
         last.tell(43, 44, end=True)
-        pieces = await asyncio.wait_for(gathering, 5)
+        async with asyncio.timeout(60):
+            pieces = await gathering
         assert [token.token.id for piece in pieces for token in piece.piece.tokens] == [40, 41, 42, 43, 44]
         assert answer.tally.completion_tokens == 5
         assert answer.tally.finishes == ["length"]

@@ -45,7 +45,7 @@ def check_idle(service: Service) -> None:
     names = ("requests_waiting", "requests_running", "host_pages_held", 'rows{engine="0",state="used"}')
     for name in (*names, 'hot_slots{engine="0",state="used"}', 'device_pages{engine="0",state="used"}'):
         eventually(f"no {name}", lambda name=name: service.metric(f"hotset_{name}") == 0, 20)  # type: ignore[misc]  # mypy cannot type a default of a lambda
-    eventually("no page is held", lambda: service.held_pages() == 0, 20)
+    eventually("no page is held", lambda: service.held_pages() == 0)
     assert service.metric("hotset_integrity_violations_total") == 0
 
 

@@ -57,6 +57,8 @@ OUTSIDE_KERNELS = ("grpc", "hotset", "transformers", "pydantic", "fastapi")
 ONLY_IN: Mapping[str, str] = {
     "ucxx": "services.contract.transport.ucx_library",
     "xxhash": "services.contract.transport.checksum",
+    "zmq": "services.kvstore.event_publisher",
+    "msgspec": "services.kvstore.event_publisher",
 }
 """Optional packages -> the one file that imports them, and only when it is asked to."""
 

@@ -16,6 +16,8 @@ from services.contract.file_header import FileHeader
 from services.contract.layout import ArenaLayout
 from services.contract.planes import Plane, PlaneLayer, planes_to_wire
 from services.kvstore.page_bytes import PageBytes
+from services.kvstore.page_refs import PageRef
+from services.kvstore.seals import Seal
 from tests.kvstore import process
 from tests.kvstore.process import KvStore
 
@@ -61,26 +63,21 @@ class Client(process.Client):
 
     def sequence_of(self, hashes: Sequence[bytes], seed: int) -> list[bytes]:
         """Pages with bytes at random, sealed under `hashes` and let go of; their bytes."""
-        pages = list(self.update(len(hashes)).pages)
+        pages = self.update(len(hashes)).pages
         contents = [
             random.Random(f"{seed} {at}").randbytes(self.layout.page_bytes) for at in range(len(pages))
         ]
         for page, content in zip(pages, contents, strict=True):
             self.bytes.unpack(np.array([page.page]), memoryview(content))
         seals = [
-            pb.Seal(page=page, page_hash=page_hash, parent=pages[at - 1] if at else None)
+            Seal(page, page_hash, pages[at - 1] if at else None)
             for at, (page, page_hash) in enumerate(zip(pages, hashes, strict=True))
         ]
         self.update(seals=seals)
         self.update(releases=pages)
         return contents
 
-    def match(self, hashes: Sequence[bytes]) -> list[pb.PageRef]:
-        session = self.session
-        request = pb.MatchRequest(session_id=session.session_id, epoch=session.epoch, page_hashes=hashes)
-        return list(self.store.stub.Match(request, timeout=10).pages)
-
-    def contents(self, pages: Sequence[pb.PageRef]) -> list[bytes]:
+    def contents(self, pages: Sequence[PageRef]) -> list[bytes]:
         found = []
         for page in pages:
             out = bytearray(self.layout.page_bytes)
@@ -116,5 +113,5 @@ def asked(client: Client, name: str) -> Any:
     session = client.session
     return client.store.stub.Match.future(
         pb.MatchRequest(session_id=session.session_id, epoch=session.epoch, page_hashes=chain(name)),
-        timeout=10,
+        timeout=60,
     )

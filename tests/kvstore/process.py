@@ -11,7 +11,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 import grpc
 from hotset.v1 import kvstore_pb2 as pb
@@ -21,6 +21,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from services.contract.channel import CLIENT_OPTIONS
 from services.contract.errors import HotsetError, from_rpc_error
 from services.contract.planes import planes_to_wire
+from services.kvstore.page_refs import PageRef, PageRefs
+from services.kvstore.seals import Seal, Seals
+from services.kvstore.wire import refs_from_wire, refs_to_wire
 from tests.contract.lock_holder import end_lock_holder, start_lock_holder
 from tests.kvstore.world import HEADER
 
@@ -29,7 +32,7 @@ START_SECONDS = 30.0
 _READY = re.compile(r"^kvstore ready grpc=(\S+) metrics=(\S+) arena=(\S+)$", re.MULTILINE)
 
 
-def eventually(holds: Callable[[], bool], seconds: float = 10.0) -> None:
+def eventually(holds: Callable[[], bool], seconds: float = 60.0) -> None:
     """Wait until `holds()`, and fail after `seconds`."""
     deadline = time.monotonic() + seconds
     while not holds():
@@ -104,11 +107,11 @@ class KvStore:
         return time.monotonic() - start
 
     def stats(self) -> pb.StoreStats:
-        return self.stub.Stats(pb.StoreStatsRequest(), timeout=10)
+        return self.stub.Stats(pb.StoreStatsRequest(), timeout=60)
 
     def metrics(self) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
         """Every sample of a scrape, read by prometheus-client's own parser."""
-        with urllib.request.urlopen(f"http://{self.metrics_address}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://{self.metrics_address}/metrics", timeout=60) as answer:
             text = answer.read().decode()
         return {
             (sample.name, frozenset(sample.labels.items())): sample.value
@@ -118,6 +121,28 @@ class KvStore:
 
     def metric(self, name: str, **labels: str) -> float:
         return self.metrics().get((name, frozenset(labels.items())), 0.0)
+
+
+class Answer(NamedTuple):
+    """What an update came to."""
+
+    pages: list[PageRef]
+    shortfall_pages: int
+    free_pages: int
+    cached_pages: int
+
+
+def listed(refs: pb.PageRefs) -> list[PageRef]:
+    return list(refs_from_wire(refs))
+
+
+def seals_to_wire(seals: Seals) -> pb.Seals:
+    return pb.Seals(
+        pages=refs_to_wire(seals.pages),
+        page_hashes=seals.page_hashes,
+        parents=refs_to_wire(seals.parents),
+        tokens=seals.tokens,
+    )
 
 
 class Client:
@@ -149,10 +174,10 @@ class Client:
             session_token=self.token,
         )
 
-    def attach(self, held: Sequence[pb.PageRef] = ()) -> pb.AttachReply:
+    def attach(self, held: Sequence[PageRef] = ()) -> pb.AttachReply:
         request = self.request()
-        request.held_pages.extend(held)
-        self.session = self.store.stub.Attach(request, timeout=10)
+        request.held_pages.CopyFrom(refs_to_wire(PageRefs.of(held)))
+        self.session = self.store.stub.Attach(request, timeout=60)
         self.sequence = 0
         return self.session
 
@@ -160,33 +185,38 @@ class Client:
         self,
         allocate: int = 0,
         *,
-        releases: Sequence[pb.PageRef] = (),
-        seals: Sequence[pb.Seal] = (),
-    ) -> pb.UpdateReply:
+        releases: Sequence[PageRef] = (),
+        seals: Sequence[Seal] = (),
+    ) -> Answer:
         reply = self.store.stub.Update(
             pb.UpdateRequest(
                 session_id=self.session.session_id,
                 epoch=self.session.epoch,
                 sequence=self.sequence + 1,
-                releases=releases,
-                seals=seals,
+                releases=refs_to_wire(PageRefs.of(releases)),
+                seals=seals_to_wire(Seals.of(seals)),
                 allocate_pages=allocate,
             ),
-            timeout=10,
+            timeout=60,
         )
         self.sequence += 1
-        return reply
+        return Answer(listed(reply.pages), reply.shortfall_pages, reply.free_pages, reply.cached_pages)
+
+    def match(self, hashes: Sequence[bytes]) -> list[PageRef]:
+        session = self.session
+        request = pb.MatchRequest(session_id=session.session_id, epoch=session.epoch, page_hashes=hashes)
+        return listed(self.store.stub.Match(request, timeout=60).pages)
 
     def heartbeat(self) -> pb.HeartbeatReply:
         session = self.session
         return self.store.stub.Heartbeat(
-            pb.HeartbeatRequest(session_id=session.session_id, epoch=session.epoch), timeout=10
+            pb.HeartbeatRequest(session_id=session.session_id, epoch=session.epoch), timeout=60
         )
 
     def detach(self) -> pb.DetachReply:
         session = self.session
         return self.store.stub.Detach(
-            pb.DetachRequest(session_id=session.session_id, epoch=session.epoch), timeout=10
+            pb.DetachRequest(session_id=session.session_id, epoch=session.epoch), timeout=60
         )
 
 

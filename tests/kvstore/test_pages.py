@@ -8,9 +8,10 @@ import pytest
 from services.contract.errors import HotsetError, InvalidRequest, SetupError, StaleReference, StateConflict
 from services.contract.page_header import NO_PAGE, PAGE_HEADER, PageState
 from services.kvstore.arena import PageHeaders
-from services.kvstore.orders import PageCounts, Seal
+from services.kvstore.orders import PageCounts
 from services.kvstore.page_refs import PageRef, PageRefs
 from services.kvstore.pages import THE_STORE, PageTable
+from services.kvstore.seals import Seal, Seals
 
 ANN, BOB = 11, 2**64 - 1
 HASH = bytes(range(16))
@@ -29,7 +30,7 @@ def table(headers: PageHeaders) -> PageTable:
 def update(
     table: PageTable, holder: int, releases: Sequence[PageRef], seals: Sequence[Seal], wanted: int
 ) -> list[PageRef] | None:
-    pages = table.update(holder, PageRefs.of(releases), seals, wanted)
+    pages = table.update(holder, PageRefs.of(releases), Seals.of(seals), wanted)
     return None if pages is None else list(pages)
 
 

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.contract.page_header import PAGE_HEADER
-from services.kvstore.orders import Seal
 from services.kvstore.page_refs import PageRef, PageRefs
 from services.kvstore.pages import THE_STORE, PageTable
+from services.kvstore.seals import NO_SEALS, Seal, Seals
 from tests.kvstore.page_model import RESTARTED, PageModel
 
 PAGES = 16
@@ -46,7 +46,7 @@ class Life:
             assert pages == self.model.match(holder, hashes)
         rest = hashes[len(pages) :]
         served = self.model.allocate(holder, len(rest))
-        new = self.table.update(HOLDERS[holder], PageRefs.of(()), (), len(rest))
+        new = self.table.update(HOLDERS[holder], PageRefs.of(()), NO_SEALS, len(rest))
         assert (new is not None) == served
         seals, parent = [], pages[-1] if pages else None
         for page, page_hash in zip(new or (), rest, strict=served):
@@ -55,15 +55,15 @@ class Life:
             pages.append(page)
             parent = page
         seals = seals[: len(seals) - self.random.randint(0, 1)]
-        self.table.update(HOLDERS[holder], PageRefs.of(()), seals, 0)
+        self.table.update(HOLDERS[holder], PageRefs.of(()), Seals.of(seals), 0)
         for seal in seals:
-            self.model.seal(*seal)
+            self.model.seal(*seal[:3])
         if self.random.random() < 0.6:
             self.release(holder, pages)
 
     def release(self, holder: str, pages: list[PageRef]) -> None:
         self.random.shuffle(pages)
-        assert self.table.update(HOLDERS[holder], PageRefs.of(pages), (), 0) is not None
+        assert self.table.update(HOLDERS[holder], PageRefs.of(pages), NO_SEALS, 0) is not None
         self.model.drop(holder, Counter(pages))
 
     def release_some(self, holder: str) -> None:

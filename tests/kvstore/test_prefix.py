@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from services.contract.errors import InvalidRequest, StaleReference, StateConflict
-from services.kvstore.orders import Seal
 from services.kvstore.page_refs import PageRef
+from services.kvstore.seals import Seal
 from tests.kvstore.world import LEASE_SECONDS, OTHER_HEADER, PAGE_COUNT, REMOTE, Client, World
 
 

@@ -16,7 +16,8 @@ from hotset.v1 import kvstore_pb2 as pb
 
 from services.contract.errors import NotFound, StateConflict, Unavailable
 from services.contract.layout import LAYOUT_VERSION
-from tests.kvstore.process import Client, KvStore, error_of, eventually
+from services.kvstore.seals import Seal
+from tests.kvstore.process import Client, KvStore, error_of, eventually, listed
 from tests.kvstore.world import ARENA_BYTES, PAGE_COUNT
 
 TOKENS = [f"{number:032x}" for number in range(1, 5)]
@@ -44,15 +45,14 @@ def test_a_life_in_good_order(start: Start, shm: Path) -> None:
         assert (attached.arena_bytes, attached.layout_version) == (ARENA_BYTES, LAYOUT_VERSION)
         assert (attached.page_count, attached.lease_ms) == (PAGE_COUNT, 10_000)
         page = client.update(1).pages[0]
-        client.update(seals=[pb.Seal(page=page, page_hash=bytes(16))])
+        client.update(seals=[Seal(page, bytes(16), None)])
         stats = store.stats()
         assert (stats.sealed_pages, stats.free_pages, stats.sessions) == (1, PAGE_COUNT - 1, 1)
         assert not client.heartbeat().draining
-        match = pb.MatchRequest(session_id=attached.session_id, epoch=attached.epoch, page_hashes=[bytes(16)])
-        assert list(store.stub.Match(match).pages) == [page]
+        assert client.match([bytes(16)]) == [page]
         assert client.detach().released_pages == 2
         assert store.stats().cached_pages == 1
-        assert store.terminate() < 5
+        assert store.terminate() < 30
     assert list(shm.iterdir()) == []
     events = [line.split("event=")[1].split()[0] for line in store.log.splitlines()]
     assert events == ["layout", "attach", "session_end", "drain", "stopped"]
@@ -70,7 +70,7 @@ def test_killed_and_started_again(start: Start, shm: Path) -> None:
     with Client(first, "engine-0", TOKENS[0], mapped=True) as client:
         before = client.attach()
         kept, sealed = client.update(2).pages
-        client.update(seals=[pb.Seal(page=sealed, page_hash=bytes(16))])
+        client.update(seals=[Seal(sealed, bytes(16), None)])
         with first.arena.open("r+b") as file:
             file.seek(ARENA_BYTES - 4096)
             file.write(b"records of a running request")
@@ -85,13 +85,13 @@ def test_killed_and_started_again(start: Start, shm: Path) -> None:
         after = client.attach(held=[kept, sealed])
         assert after.session_id == before.session_id
         assert after.epoch > before.epoch
-        assert list(after.sealed_pages) == [sealed]
+        assert listed(after.sealed_pages) == [sealed]
         with second.arena.open("rb") as file:
             file.seek(ARENA_BYTES - 4096)
             assert file.read(28) == b"records of a running request"
         client.update(1, releases=[kept, sealed])
         # The sealed page stays for another client to claim until the grace period, one lease, is over.
-        eventually(lambda: second.stats().cached_pages == 1, 5)
+        eventually(lambda: second.stats().cached_pages == 1)
         assert client.detach().released_pages == 1
         second.terminate()
     assert list(shm.iterdir()) == []
@@ -112,8 +112,8 @@ def test_a_mapped_client_that_is_stopped_keeps_its_pages_and_one_that_is_killed_
             assert type(error_of(newcomer.attach)) is StateConflict
         assert store.stats().open_pages == 3
         client.process.send_signal(signal.SIGKILL)
-        eventually(lambda: store.stats().open_pages == 0, 3)
-        eventually(lambda: not client.lock_path.exists(), 3)
+        eventually(lambda: store.stats().open_pages == 0, 8)
+        eventually(lambda: not client.lock_path.exists(), 8)
     assert store.stats().sessions == 0
 
 
@@ -136,7 +136,7 @@ def test_a_remote_clients_lease(start: Start) -> None:
         client.heartbeat()
         assert store.stats().open_pages == 3
         signal.sigtimedwait([], 0.05)
-    eventually(lambda: store.stats().open_pages == 0, 3)
+    eventually(lambda: store.stats().open_pages == 0, 8)
     assert type(error_of(client.heartbeat)) is NotFound
 
 
@@ -156,7 +156,7 @@ def test_sigterm_drains_while_clients_leave(start: Start, shm: Path) -> None:
             assert type(error_of(other.attach)) is StateConflict
         client.update(releases=[page])
         client.detach()
-        assert store.process.wait(5) == 0
+        assert store.process.wait(30) == 0
     assert list(shm.iterdir()) == []
 
 
@@ -169,7 +169,7 @@ def test_sigterm_does_not_wait_for_ever_and_leaves_nothing(start: Start, shm: Pa
         client.attach()
         other.attach()
         client.update(2)
-        assert 0.5 <= store.terminate() < 5
+        assert 0.5 <= store.terminate() < 30
         assert list(shm.iterdir()) == []
 
 
@@ -178,7 +178,7 @@ def test_a_second_signal_hurries(start: Start) -> None:
     Client(store, "peer", TOKENS[0], mapped=False).attach()
     store.signal(signal.SIGINT)
     eventually(lambda: "event=drain" in store.log)
-    assert store.terminate() < 5
+    assert store.terminate() < 7
 
 
 def test_a_client_killed_while_draining_ends_the_wait(start: Start) -> None:
@@ -187,7 +187,7 @@ def test_a_client_killed_while_draining_ends_the_wait(start: Start) -> None:
         client.attach()
         store.signal(signal.SIGTERM)
         eventually(lambda: client.heartbeat().draining)
-    assert store.process.wait(5) == 0
+    assert store.process.wait(30) == 0
 
 
 def test_keep_arena(start: Start, shm: Path) -> None:

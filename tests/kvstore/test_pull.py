@@ -17,7 +17,7 @@ from services.kvstore.page_request import write_request
 from tests.contract.transport.peer import connect
 from tests.kvstore import process
 from tests.kvstore.pair import LANES, PAGES, REST_SECONDS, TRANSPORTS, Client, Pair, asked, chain
-from tests.kvstore.process import eventually
+from tests.kvstore.process import eventually, listed
 
 
 @pytest.fixture(params=TRANSPORTS)
@@ -56,7 +56,7 @@ def test_a_prefix_is_pulled_byte_for_byte(
         assert pair.a.metric("hotset_store_data_bytes_total", role="served", direction="sent") > 10**6
     for client in (pair.at_b, pair.at_a):
         client.detach()
-        assert client.store.terminate() < 8
+        assert client.store.terminate() < 40
 
 
 def test_what_is_here_is_not_pulled_and_what_follows_is_sealed_behind_it(
@@ -88,7 +88,7 @@ def test_two_who_ask_at_once_wait_for_one_pull(stack: ExitStack, shm: Path, tmp_
     other = Client(pair.b, "other", "0" * 31 + "2")
     both = [asked(client, "x") for client in (pair.at_b, other)]
     answers = [call.result() for call in both]
-    assert all(pair.at_b.contents(answer.pages) == written for answer in answers)
+    assert all(pair.at_b.contents(listed(answer.pages)) == written for answer in answers)
     assert pair.b.metric("hotset_store_pages_pulled_total") == PAGES
 
 

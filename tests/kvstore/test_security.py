@@ -106,8 +106,8 @@ def test_another_token_or_none_hears_nothing(stack: ExitStack, shm: Path, tmp_pa
     store = stack.enter_context(Secured(shm / "c", wire, logs=tmp_path)).ready()
     stranger = rpc.KvStoreStub(grpc.insecure_channel(store.grpc))
     for call in (
-        lambda: stranger.Stats(pb.StoreStatsRequest(), timeout=5),
-        lambda: stranger.Drain(pb.DrainRequest(), timeout=5),
+        lambda: stranger.Stats(pb.StoreStatsRequest(), timeout=60),
+        lambda: stranger.Drain(pb.DrainRequest(), timeout=60),
         lambda: stranger.Stats(
             pb.StoreStatsRequest(), timeout=5, metadata=(("authorization", "Bearer a secret"),)
         ),

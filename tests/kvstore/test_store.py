@@ -15,8 +15,9 @@ from services.contract.errors import (
 )
 from services.contract.file_header import FileHeader
 from services.contract.planes import Plane, PlaneLayer
-from services.kvstore.orders import AttachOrder, Seal, UpdateOrder
+from services.kvstore.orders import AttachOrder, UpdateOrder
 from services.kvstore.page_refs import PageRef, PageRefs
+from services.kvstore.seals import NO_SEALS, Seal
 from services.kvstore.sessions import SessionEnd, session_id_of
 from tests.kvstore.world import (
     ARENA_BYTES,
@@ -316,7 +317,7 @@ def test_numbers_start_anew_with_an_epoch(world: World) -> None:
 def test_calls_of_strangers(world: World) -> None:
     client = world.client()
     attached = client.attach()
-    order = UpdateOrder(1, NONE, (), 1)
+    order = UpdateOrder(1, NONE, NO_SEALS, 1)
     for session_id, epoch, kind in (
         (0, 1, NotFound),
         (attached.session_id ^ 1, 1, NotFound),

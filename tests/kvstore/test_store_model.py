@@ -19,8 +19,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from services.contract.errors import InvalidRequest, NotFound, StateConflict
 from services.contract.page_header import PageState
-from services.kvstore.orders import ClientKind, Seal
+from services.kvstore.orders import ClientKind
 from services.kvstore.page_refs import PageRef
+from services.kvstore.seals import Seal
 from tests.kvstore.page_model import RESTARTED, PageModel
 from tests.kvstore.world import LEASE_SECONDS, MAPPED, PAGE_COUNT, REMOTE, Client, World
 
@@ -193,7 +194,7 @@ class StoreMachine(RuleBasedStateMachine):
             parent = ref
         modelled.client.update(seals=seals)
         for seal in seals:
-            self.pages.seal(*seal)
+            self.pages.seal(*seal[:3])
 
     @precondition(lambda self: self.attached)
     @rule(data=st.data(), letters=st.text("ab", max_size=5), renew=st.booleans())

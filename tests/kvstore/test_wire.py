@@ -23,7 +23,10 @@ from services.contract.errors import (
     StaleReference,
     StateConflict,
 )
-from tests.kvstore.process import Client, KvStore, error_of, eventually
+from services.kvstore.page_refs import PageRef, PageRefs
+from services.kvstore.seals import Seal, Seals
+from services.kvstore.wire import refs_to_wire
+from tests.kvstore.process import Client, KvStore, error_of, eventually, seals_to_wire
 from tests.kvstore.world import PAGE_COUNT
 
 
@@ -49,7 +52,7 @@ def attach_with(change: Callable[[pb.AttachRequest], object]) -> Callable[[Clien
         request.client_name, request.kind = "other", pb.CLIENT_KIND_REMOTE
         request.session_token = f"{1:032x}"
         change(request)
-        return client.store.stub.Attach(request, timeout=10)
+        return client.store.stub.Attach(request, timeout=60)
 
     return call
 
@@ -58,6 +61,10 @@ def huge_layers(request: pb.AttachRequest) -> None:
     for layer in request.planes[0].layers:
         layer.groups = layer.entries = 2**32 - 1
         layer.entry_bytes = 2**32 - 16
+
+
+def hold(request: pb.AttachRequest, page: PageRef) -> None:
+    request.held_pages.CopyFrom(refs_to_wire(PageRefs.of([page])))
 
 
 ATTACHES: dict[str, tuple[Callable[[pb.AttachRequest], object], type[HotsetError]]] = {
@@ -75,8 +82,9 @@ ATTACHES: dict[str, tuple[Callable[[pb.AttachRequest], object], type[HotsetError
     "one layer less": (lambda r: r.planes[0].layers.pop(), StateConflict),
     "pages larger than the world": (huge_layers, StateConflict),
     "a mapped client without its lock": (lambda r: setattr(r, "kind", pb.CLIENT_KIND_MAPPED), StateConflict),
-    "a page it never had": (lambda r: r.held_pages.add(page=0, generation=10**9), StaleReference),
-    "a page that is not there": (lambda r: r.held_pages.add(page=PAGE_COUNT), InvalidRequest),
+    "a page it never had": (lambda r: hold(r, PageRef(0, 10**9)), StaleReference),
+    "a page that is not there": (lambda r: hold(r, PageRef(PAGE_COUNT, 0)), InvalidRequest),
+    "a page without a generation": (lambda r: r.held_pages.pages.append(0), InvalidRequest),
 }
 
 
@@ -88,22 +96,67 @@ def test_attaches(
     assert client.store.stats().sessions == 1
 
 
-UPDATES: dict[str, tuple[Callable[[Client, pb.PageRef], object], type[HotsetError]]] = {
+def send(
+    client: Client, sequence: int = 0, releases: pb.PageRefs | None = None, seals: pb.Seals | None = None
+) -> pb.UpdateReply:
+    return client.store.stub.Update(
+        pb.UpdateRequest(
+            session_id=client.session.session_id,
+            epoch=client.session.epoch,
+            sequence=sequence or client.sequence + 1,
+            releases=releases,
+            seals=seals,
+        )
+    )
+
+
+def told(page: PageRef, *tokens: bytes) -> pb.Seals:
+    """A good seal, with a column of tokens."""
+    seals = seals_to_wire(Seals.of([Seal(page, bytes(16), None)]))
+    del seals.tokens[:]
+    seals.tokens.extend(tokens)
+    return seals
+
+
+UPDATES: dict[str, tuple[Callable[[Client, PageRef], object], type[HotsetError]]] = {
     "a stale page": (
-        lambda c, p: c.update(1, releases=[pb.PageRef(page=p.page, generation=p.generation - 1)]),
+        lambda c, p: c.update(1, releases=[PageRef(p.page, p.generation - 1)]),
         StaleReference,
     ),
     "a page that is not there": (
-        lambda c, p: c.update(1, releases=[p, pb.PageRef(page=2**32 - 1)]),
+        lambda c, p: c.update(1, releases=[p, PageRef(2**32 - 1, 0)]),
         InvalidRequest,
     ),
     "a page twice": (lambda c, p: c.update(1, releases=[p, p]), StateConflict),
-    "an empty reference": (lambda c, p: c.update(1, releases=[pb.PageRef()]), StaleReference),
-    "a seal of nothing": (lambda c, p: c.update(1, seals=[pb.Seal()]), StaleReference),
-    "a seal without a hash": (lambda c, p: c.update(1, seals=[pb.Seal(page=p)]), InvalidRequest),
+    "an empty reference": (lambda c, p: c.update(1, releases=[PageRef(0, 0)]), StaleReference),
+    "a seal of nothing": (
+        lambda c, p: c.update(1, seals=[Seal(PageRef(0, 0), bytes(16), None)]),
+        StaleReference,
+    ),
+    "a seal without a hash": (lambda c, p: c.update(1, seals=[Seal(p, b"", None)]), InvalidRequest),
     "a seal with its own parent": (
-        lambda c, p: c.update(1, seals=[pb.Seal(page=p, page_hash=bytes(16), parent=p)]),
+        lambda c, p: c.update(1, seals=[Seal(p, bytes(16), p)]),
         StateConflict,
+    ),
+    "a page behind none": (
+        lambda c, p: c.update(1, seals=[Seal(p, bytes(16), PageRef(2**32 - 2, 0))]),
+        InvalidRequest,
+    ),
+    "a generation too many": (
+        lambda c, p: send(c, releases=pb.PageRefs(pages=[p.page], generations=[p.generation, 0])),
+        InvalidRequest,
+    ),
+    "a seal without its parent": (
+        lambda c, p: send(c, seals=pb.Seals(pages=refs_to_wire(PageRefs.of([p])), page_hashes=[bytes(16)])),
+        InvalidRequest,
+    ),
+    "tokens of fewer pages than are sealed": (
+        lambda c, p: send(c, seals=told(p, bytes(256), bytes(256))),
+        InvalidRequest,
+    ),
+    "a cut token": (
+        lambda c, p: send(c, seals=told(p, bytes(255))),
+        InvalidRequest,
     ),
     "an empty request": (lambda c, p: c.store.stub.Update(pb.UpdateRequest()), NotFound),
     "an old epoch": (
@@ -113,13 +166,11 @@ UPDATES: dict[str, tuple[Callable[[Client, pb.PageRef], object], type[HotsetErro
         StaleReference,
     ),
     "a skipped number": (
-        lambda c, p: c.store.stub.Update(
-            pb.UpdateRequest(session_id=c.session.session_id, epoch=c.session.epoch, sequence=9)
-        ),
+        lambda c, p: send(c, sequence=9),
         StateConflict,
     ),
     "a message past the limit": (
-        lambda c, p: c.update(seals=[pb.Seal(page=p, page_hash=bytes(MAX_MESSAGE_BYTES + 1))]),
+        lambda c, p: c.update(seals=[Seal(p, bytes(MAX_MESSAGE_BYTES + 1), None)]),
         NoRoom,
     ),
     "a match of an empty hash": (
@@ -131,16 +182,14 @@ UPDATES: dict[str, tuple[Callable[[Client, pb.PageRef], object], type[HotsetErro
         InvalidRequest,
     ),
     "a hash of a megabyte": (
-        lambda c, p: c.update(seals=[pb.Seal(page=p, page_hash=bytes(2**20))]),
+        lambda c, p: c.update(seals=[Seal(p, bytes(2**20), None)]),
         InvalidRequest,
     ),
 }
 
 
 @pytest.mark.parametrize(("call", "kind"), UPDATES.values(), ids=UPDATES)
-def test_updates(
-    client: Client, call: Callable[[Client, pb.PageRef], object], kind: type[HotsetError]
-) -> None:
+def test_updates(client: Client, call: Callable[[Client, PageRef], object], kind: type[HotsetError]) -> None:
     page = client.update(1).pages[0]
     client.update(releases=[page])  # so that page 0, generation 0 is surely stale
     page = client.update(1).pages[0]
@@ -164,7 +213,7 @@ def test_no_page_fits(store: KvStore) -> None:
 def test_bytes_that_are_no_message(store: KvStore, method: str) -> None:
     call = store.channel.unary_unary(f"/hotset.v1.KvStore/{method}", bytes, bytes)
     with pytest.raises(grpc.RpcError) as caught:
-        call(b"\xff" * 100, timeout=10)
+        call(b"\xff" * 100, timeout=60)
     # gRPC answers these itself, before any of ours runs.
     assert isinstance(caught.value, grpc.Call)
     assert caught.value.code() in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
@@ -173,7 +222,7 @@ def test_bytes_that_are_no_message(store: KvStore, method: str) -> None:
 
 def test_a_large_update_in_time(client: Client) -> None:
     """A million references in one call, none of them the client's, are refused at the first one."""
-    releases = [pb.PageRef(page=2**31, generation=1)] * 1_000_000
+    releases = [PageRef(2**31, 1)] * 1_000_000
     assert type(error_of(lambda: client.update(releases=releases))) is InvalidRequest
 
 
@@ -181,9 +230,9 @@ def test_metrics_count_what_happened(client: Client) -> None:
     store = client.store
     before = store.metrics()
     page, sealed = client.update(2).pages
-    client.update(seals=[pb.Seal(page=sealed, page_hash=bytes(16))])
+    client.update(seals=[Seal(sealed, bytes(16), None)])
     client.update(PAGE_COUNT)
-    error_of(lambda: client.update(releases=[pb.PageRef(page=2**31)]))
+    error_of(lambda: client.update(releases=[PageRef(2**31, 0)]))
     eventually(lambda: store.metric("hotset_store_pages", state="sealed") == 1)
     after = store.metrics()
 
@@ -202,10 +251,7 @@ def test_metrics_count_what_happened(client: Client) -> None:
     assert all(name.startswith("hotset_store_") for name, _ in after)
     client.update(releases=[page, sealed])
     eventually(lambda: store.metric("hotset_store_pages", state="cached") == 1)
-    session = client.session
-    chain = [bytes(16), bytes(17)]
-    request = pb.MatchRequest(session_id=session.session_id, epoch=session.epoch, page_hashes=chain)
-    assert list(store.stub.Match(request).pages) == [sealed]
+    assert client.match([bytes(16), bytes(17)]) == [sealed]
     assert client.update(PAGE_COUNT, releases=[sealed]).cached_pages == 0
     eventually(lambda: store.metric("hotset_store_pages_evicted_total") == 1)
     after = store.metrics()

@@ -13,11 +13,11 @@ from services.kvstore.orders import (
     Attached,
     AttachOrder,
     ClientKind,
-    Seal,
     Updated,
     UpdateOrder,
 )
 from services.kvstore.page_refs import PageRef, PageRefs
+from services.kvstore.seals import Seal, Seals
 from services.kvstore.store import Store
 
 LEASE_SECONDS = 10.0
@@ -70,7 +70,10 @@ class Client:
     ) -> Updated:
         assert self.session is not None
         order = UpdateOrder(
-            self.sequence + 1 if sequence is None else sequence, PageRefs.of(releases), tuple(seals), allocate
+            self.sequence + 1 if sequence is None else sequence,
+            PageRefs.of(releases),
+            Seals.of(seals),
+            allocate,
         )
         try:
             updated = self.world.store.update(self.session.session_id, self.session.epoch, order)

@@ -23,6 +23,7 @@ class SealOrder(NamedTuple):
     page: HostPage
     page_hash: bytes
     parent: HostPage | None  # the page before it in the sequence
+    tokens: Sequence[int] = ()  # of the page, if the prompt covers it
 
 
 class HostPages(Protocol):
@@ -116,7 +117,7 @@ class LocalPages:
                     self._idle[page] = None
                 else:
                     self._free.append(page.page)
-        for page, page_hash, parent in seals:
+        for page, page_hash, parent, _ in seals:
             if self._references[page] < 1 or page in self._hash_of:
                 raise ValueError(f"page {page.page} is not held, or sealed already")
             if parent is not None and parent not in self._hash_of:

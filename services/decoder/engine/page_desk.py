@@ -86,10 +86,13 @@ class PageDesk:
         full = sequence.computed // self._page_tokens
         if self._hasher is None or full <= sequence.sealed:
             return
-        hashes = self._hasher.extend(sequence, full)
+        hashes, size = self._hasher.extend(sequence, full), self._page_tokens
         for index in range(sequence.sealed, full):
             parent = sequence.host_pages[index - 1] if index else None
-            self._seals.append(SealOrder(sequence.host_pages[index], hashes[index], parent))
+            # What was decoded is found by a replay only, never by a prompt: its tokens would mislead.
+            prompt = sequence.prompt[index * size : (index + 1) * size]
+            tokens = prompt if len(prompt) == size else ()
+            self._seals.append(SealOrder(sequence.host_pages[index], hashes[index], parent, tokens))
         self.prompts_sealed += max(0, min(full, len(sequence.prompt) // self._page_tokens) - sequence.sealed)
         sequence.sealed = full
 

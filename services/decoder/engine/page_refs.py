@@ -5,22 +5,33 @@ Knows both shapes and nothing else.
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Iterable, Sequence
+
 from hotset.v1 import kvstore_pb2 as pb
 
+from services.contract.page_header import NO_PAGE
 from services.decoder.engine.host_pages import HostPage, SealOrder
 
+_NOTHING = HostPage(NO_PAGE, 0)  # before the first page of a sequence
 
-def to_wire(page: HostPage) -> pb.PageRef:
+
+def to_wire(pages: Iterable[HostPage]) -> pb.PageRefs:
     """As a message."""
-    return pb.PageRef(page=page.page, generation=page.generation)
+    listed = list(pages)
+    return pb.PageRefs(pages=[page.page for page in listed], generations=[page.generation for page in listed])
 
 
-def from_wire(ref: pb.PageRef) -> HostPage:
+def from_wire(refs: pb.PageRefs) -> list[HostPage]:
     """Out of a message."""
-    return HostPage(ref.page, ref.generation)
+    return list(map(HostPage, refs.pages, refs.generations))
 
 
-def seal_to_wire(seal: SealOrder) -> pb.Seal:
+def seals_to_wire(seals: Sequence[SealOrder], *, with_tokens: bool) -> pb.Seals:
     """As a message."""
-    parent = None if seal.parent is None else to_wire(seal.parent)
-    return pb.Seal(page=to_wire(seal.page), page_hash=seal.page_hash, parent=parent)
+    return pb.Seals(
+        pages=to_wire(seal.page for seal in seals),
+        page_hashes=[seal.page_hash for seal in seals],
+        parents=to_wire(seal.parent or _NOTHING for seal in seals),
+        tokens=[struct.pack(f"<{len(seal.tokens)}I", *seal.tokens) for seal in seals] if with_tokens else (),
+    )

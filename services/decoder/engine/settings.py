@@ -6,8 +6,9 @@ Knows no more than flags.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from services.decoder.settings import DecoderSettings
 
@@ -20,3 +21,9 @@ class EngineSettings(DecoderSettings):
     store_wait_seconds: float = Field(
         30.0, ge=0, description="seconds that an unreachable kvstore is waited for at start"
     )
+
+    @model_validator(mode="after")
+    def _has_one_device(self) -> Self:
+        if len(self.devices) > 1:
+            raise ValueError("an engine has one device; the front starts one for each of several")
+        return self

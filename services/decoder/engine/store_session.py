@@ -28,7 +28,7 @@ from services.contract.planes import Plane, planes_to_wire
 from services.contract.wire_security import NO_SECURITY, WireSecurity
 from services.decoder.engine.held_pages import HeldPages
 from services.decoder.engine.host_pages import HostPage, SealOrder
-from services.decoder.engine.page_refs import from_wire, seal_to_wire, to_wire
+from services.decoder.engine.page_refs import from_wire, seals_to_wire, to_wire
 from services.decoder.engine.store_client import StoreClient
 
 _log = logging.getLogger(__name__)
@@ -160,7 +160,7 @@ class StoreSession:
             except (StaleReference, NotFound):
                 self._take_up_again()
                 raise Unavailable("kvstore was restarted; the session has been taken up again") from None
-            pages = list(map(from_wire, reply.pages))
+            pages = from_wire(reply.pages)
             self._free = reply.free_pages + reply.cached_pages
             self._held.take(pages)
             self._held.note_sealed(pages)
@@ -186,8 +186,8 @@ class StoreSession:
                     session_id=self._reply.session_id,
                     epoch=self._reply.epoch,
                     sequence=self._sequence,
-                    releases=map(to_wire, give),
-                    seals=map(seal_to_wire, sealing),
+                    releases=to_wire(give),
+                    seals=seals_to_wire(sealing, with_tokens=self._reply.wants_tokens),
                     allocate_pages=lacking,
                 )
                 self._settle()
@@ -228,9 +228,9 @@ class StoreSession:
             raise Unavailable(f"kvstore gives no pages: {error}") from error
         self._unanswered = None
         self._free = reply.free_pages + reply.cached_pages
-        self._held.let_go(map(from_wire, request.releases))
-        self._held.note_sealed(from_wire(seal.page) for seal in request.seals)
-        taken = list(map(from_wire, reply.pages))
+        self._held.let_go(from_wire(request.releases))
+        self._held.note_sealed(from_wire(request.seals.pages))
+        taken = from_wire(reply.pages)
         self._held.take(taken)
         self._stash += taken
 
@@ -262,9 +262,8 @@ class StoreSession:
         if lost is not None:
             # Whether or not the old store did what this asked, what it was to release and what it may have
             # allocated come back with the attach, for we claim neither.
-            self._held.let_go(map(from_wire, lost.releases))
-        self._request.ClearField("held_pages")
-        self._request.held_pages.extend(map(to_wire, self._held.references()))
+            self._held.let_go(from_wire(lost.releases))
+        self._request.held_pages.CopyFrom(to_wire(self._held.references()))
         try:
             reply = self._store.attach(self._request)
         except StateConflict as error:
@@ -275,5 +274,5 @@ class StoreSession:
         self._sequence = 0
         self._unanswered = None
         self._doubtful = False
-        self._held.only_sealed(map(from_wire, reply.sealed_pages))
+        self._held.only_sealed(from_wire(reply.sealed_pages))
         _log.info("session_taken_up epoch=%d pages=%d", reply.epoch, self.held)

@@ -1,8 +1,8 @@
 """One HTTP request's choices at the engine: submitted, read as they grow, ended whatever happens.
 
-When the engine dies, what is open is handed to its next life with the tokens so far; text, counts and
-clocks stay here and go on. Each life has a mailbox of its own, so that nothing late is taken for news.
-Knows events and text; nothing of HTTP, JSON or SSE. The order of business is `submit`, `pieces`, `close`.
+When the engine dies, what is open is handed to another one, or to its next life, with the tokens so far;
+text, counts and clocks stay here and go on. Each life has a mailbox of its own, so that nothing late is taken
+for news. Knows events and text; nothing of HTTP, JSON or SSE. In this order: `submit`, `pieces`, `close`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from hotset.v1 import engine_pb2
 from services.contract.errors import HotsetError, NoRoom, Unavailable
 from services.decoder.front.choice_text import ChoiceText, Piece
 from services.decoder.front.engine_client import EngineClient, EngineGone, Interrupted, Mailbox
+from services.decoder.front.engines import Engines
 from services.decoder.front.errors import EngineFault, EngineLost, Overloaded, ShuttingDown
 from services.decoder.front.request_metrics import ChoiceClock, Endpoint, Outcome, RequestMetrics
 from services.decoder.front.sampling import Plan
 from services.decoder.front.submission import Submission, open_choices, refusal
-from services.decoder.front.supervisor import Supervisor
 from services.decoder.front.text.tokenizer import TextTokenizer
 
 Finish = Literal["stop", "length"]
@@ -76,7 +76,7 @@ class Answer:
     def __init__(
         self,
         client: EngineClient,
-        supervisor: Supervisor,
+        engines: Engines,
         tokenizer: TextTokenizer,
         metrics: RequestMetrics,
         *,
@@ -89,7 +89,7 @@ class Answer:
 
         Args:
             client: the engine that is to answer.
-            supervisor: asked for its next life if it dies.
+            engines: asked for another one, or its next life, if it dies.
             tokenizer: of the checkpoint.
             metrics: told of every token and end.
             endpoint: a label of the metrics.
@@ -99,7 +99,7 @@ class Answer:
         """
         self.tally = tally
         self._client = client
-        self._supervisor = supervisor
+        self._engines = engines
         self._tokenizer = tokenizer
         self._metrics = metrics
         self._endpoint: Endpoint = endpoint
@@ -211,7 +211,7 @@ class Answer:
                 raise _cut_short()
             raise EngineLost(
                 "the engine that worked on this request went away and did not take it up again within "
-                f"{self._restart_seconds:g} s ({self._supervisor.detail}); send the request again later"
+                f"{self._restart_seconds:g} s ({self._engines.detail}); send the request again later"
             )
         finally:
             # Both may be under way: this very coroutine is cancelled when the client leaves.
@@ -220,7 +220,7 @@ class Answer:
             await asyncio.gather(working, interrupted, return_exceptions=True)
 
     async def _resubmit(self, rest: Sequence[Submission]) -> None:
-        self._client = await self._supervisor.next_life()
+        self._client = await self._engines.next_life()
         for submission in rest:
             while True:
                 try:

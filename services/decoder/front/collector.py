@@ -5,7 +5,8 @@ A scrape asks for a fresh reply with a short deadline; it works without one, and
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import asyncio
+from collections.abc import Iterable, Iterator, Sequence
 
 from hotset.v1 import engine_pb2
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
@@ -79,6 +80,27 @@ _POOLS = (
     ("hotset_hot_slots", "Slots of the hot buffer, each layer.", "hot_slots_used", "hot_slots_total"),
 )  # fmt: skip
 """Name, help, fields of EngineStats: used and total."""
+
+
+class EnginesCollector(Collector):
+    """Figures of all engines: each family once, with every engine's samples."""
+
+    def __init__(self, collectors: Sequence[EngineCollector]) -> None:
+        self._collectors = collectors
+
+    async def refresh(self) -> None:
+        """Ask all of them at once."""
+        await asyncio.gather(*(one.refresh() for one in self._collectors))
+
+    def collect(self) -> Iterable[Metric]:
+        """The families."""
+        families: dict[str, Metric] = {}
+        for collector in self._collectors:
+            for family in collector.collect():
+                first = families.setdefault(family.name, family)
+                if first is not family:
+                    first.samples.extend(family.samples)
+        return families.values()
 
 
 class EngineCollector(Collector):

@@ -16,7 +16,8 @@ from hotset.v1 import engine_pb2
 from hotset.v1.engine_pb2_grpc import EngineStub
 
 from services.contract.channel import CLIENT_OPTIONS
-from services.contract.errors import Unavailable, from_rpc_error
+from services.contract.errors import HotsetError, Unavailable
+from services.contract.rpc_call import answer_of
 from services.decoder.front.in_flight import InFlight
 
 if TYPE_CHECKING:
@@ -66,10 +67,16 @@ class EngineClient:
         """Whether this life of the engine has ended; none of its events is dealt out from then on."""
         return self._gone.is_set()
 
+    @property
+    def choices(self) -> int:
+        """Choices that it works on or keeps waiting: all of them are this front's."""
+        return self._in_flight.choices
+
     async def is_gone_within(self, seconds: float) -> bool:
         """Whether it ends so soon: calls may fail an instant before the event stream breaks."""
         try:
-            await asyncio.wait_for(self._gone.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._gone.wait()
         except TimeoutError:
             return False
         return True
@@ -84,10 +91,7 @@ class EngineClient:
         Raises:
             Unavailable: it does not answer (yet).
         """
-        try:
-            return await self._stub.Describe(engine_pb2.DescribeRequest(), timeout=timeout_seconds)
-        except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error) from error
+        return await answer_of(self._stub.Describe(engine_pb2.DescribeRequest(), timeout=timeout_seconds))
 
     async def stats(self, timeout_seconds: float) -> engine_pb2.EngineStats:
         """Its figures.
@@ -95,10 +99,7 @@ class EngineClient:
         Raises:
             Unavailable: it does not answer in time.
         """
-        try:
-            return await self._stub.Stats(engine_pb2.EngineStatsRequest(), timeout=timeout_seconds)
-        except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error) from error
+        return await answer_of(self._stub.Stats(engine_pb2.EngineStatsRequest(), timeout=timeout_seconds))
 
     async def submit(self, request: engine_pb2.SubmitRequest, mailbox: Mailbox) -> None:
         """Queue a request; its events go to `mailbox` until `forget` is called.
@@ -112,12 +113,12 @@ class EngineClient:
         choices = [choice.index for choice in request.choices]
         self._in_flight.add(request.request_id, choices, priority=request.priority, mailbox=mailbox)
         try:
-            await self._stub.Submit(request, timeout=SUBMIT_SECONDS)
-        except grpc.aio.AioRpcError as error:
+            await answer_of(self._stub.Submit(request, timeout=SUBMIT_SECONDS))
+        except HotsetError as error:
             self.forget(request.request_id)
-            if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
+            if isinstance(error, Unavailable):
                 self.abort(request.request_id)  # it may have been taken all the same
-            raise from_rpc_error(error) from error
+            raise
 
     def forget(self, request_id: str) -> None:
         """Send no more of this request's events anywhere."""
@@ -170,6 +171,6 @@ class EngineClient:
     async def _abort(self, request_id: str, choices: tuple[int, ...]) -> None:
         request = engine_pb2.AbortRequest(request_id=request_id, choices=choices)
         try:
-            await self._stub.Abort(request, timeout=ABORT_SECONDS)
-        except grpc.aio.AioRpcError as error:
-            _log.warning("abort_failed request=%s reason=%r", request_id, error.details())
+            await answer_of(self._stub.Abort(request, timeout=ABORT_SECONDS))
+        except HotsetError as error:
+            _log.warning("abort_failed request=%s reason=%r", request_id, str(error))

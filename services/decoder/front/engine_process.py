@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 TERM_SECONDS = 3.0
+_LAST_LINE_SECONDS = 1.0
 _ERROR = "error: "
 _LAST_LINES = 20
 _LONGEST_LINE_BYTES = 64 * 2**10
@@ -58,7 +59,8 @@ class EngineProcess:
         status = await self._process.wait()
         with contextlib.suppress(TimeoutError):
             # A grandchild may hold the pipe open; its lines are not worth waiting for.
-            await asyncio.wait_for(asyncio.shield(self._forwarding), timeout=1.0)
+            async with asyncio.timeout(_LAST_LINE_SECONDS):
+                await asyncio.shield(self._forwarding)
         return status
 
     def last_error(self) -> str:
@@ -81,7 +83,8 @@ class EngineProcess:
             with contextlib.suppress(ProcessLookupError):
                 self._process.terminate()
             try:
-                await asyncio.wait_for(self._process.wait(), TERM_SECONDS)
+                async with asyncio.timeout(TERM_SECONDS):
+                    await self._process.wait()
             except TimeoutError:
                 self.kill()
         await self.wait()

@@ -26,6 +26,11 @@ class InFlight(Generic[M]):
     def __init__(self) -> None:
         self._requests: dict[str, _Request[M]] = {}
 
+    @property
+    def choices(self) -> int:
+        """Choices that have not ended."""
+        return sum(len(request.unheard) + len(request.heard) for request in self._requests.values())
+
     def add(self, request_id: str, choices: Iterable[int], *, priority: int, mailbox: M) -> None:
         """A request is about to be handed over."""
         self._requests[request_id] = _Request(mailbox, priority, set(choices), set())

@@ -84,11 +84,12 @@ async def respond(
     Raises:
         ApiError: before anything was sent; within a stream it becomes an event.
     """
-    client, _ = front.engine()
+    front.running.check_open()
+    client = front.engines.choose(generation.prompts[0], generation.plan.cache_salt)
     record.answer_id = generation.answer_id
     answer = Answer(
         client,
-        front.supervisor,
+        front.engines,
         front.tokenizer,
         front.metrics,
         endpoint=generation.endpoint,

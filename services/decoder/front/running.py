@@ -50,7 +50,8 @@ class Running:
         """Let nothing new in; wait for the rest, and cut it short after `seconds`."""
         self.draining = True
         try:
-            await asyncio.wait_for(self._empty.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._empty.wait()
         except TimeoutError:
             for answer in self._answers:
                 answer.interrupt()

@@ -1,8 +1,8 @@
-"""The front's life: listen, keep an engine running, serve, end in order. Wires the parts together.
+"""The front's life: listen, keep engines running, serve, end in order. Wires the parts together.
 
 The end, at SIGTERM or Ctrl-C: new requests are refused, running ones get `shutdown_seconds` and are then
-cut short with an error; the HTTP server closes; the engine gets SIGTERM, then SIGKILL; the socket's
-directory goes. A second signal kills the engine and ends at once.
+cut short with an error; the HTTP server closes; the engines get SIGTERM, then SIGKILL; the sockets'
+directory goes. A second signal kills the engines and ends at once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import uvicorn
@@ -24,12 +24,12 @@ from prometheus_client import CollectorRegistry, disable_created_metrics
 
 from services.contract.errors import SetupError
 from services.decoder.front.app import build_app
-from services.decoder.front.collector import EngineCollector
+from services.decoder.front.collector import EngineCollector, EnginesCollector
+from services.decoder.front.engines import EngineCommand, Engines
 from services.decoder.front.listener import listen, url_of
 from services.decoder.front.request_metrics import RequestMetrics
 from services.decoder.front.running import Running
 from services.decoder.front.state import FrontState
-from services.decoder.front.supervisor import Supervisor
 from services.decoder.front.text.chat import ChatTemplate
 from services.decoder.front.text.tokenizer import TextTokenizer
 from services.decoder.settings import DecoderSettings
@@ -39,8 +39,6 @@ _CLOSE_SECONDS = 1
 _LONGEST_SOCKET_PATH = 100  # Linux takes 107 bytes
 
 _log = logging.getLogger(__name__)
-
-EngineCommand = Callable[[Path], Sequence[str]]
 
 
 class _Server(uvicorn.Server):
@@ -56,7 +54,7 @@ def run_front(settings: DecoderSettings, engine_command: EngineCommand) -> int:
 
     Args:
         settings: the operator's.
-        engine_command: program and arguments of an engine that listens on the socket given.
+        engine_command: how each engine is started.
 
     Raises:
         SetupError: the model's text files, the port, or the engine's first start.
@@ -66,9 +64,10 @@ def run_front(settings: DecoderSettings, engine_command: EngineCommand) -> int:
     listener = listen(settings.host, settings.port)
     directory = Path(tempfile.mkdtemp(prefix="hotset-"))  # mode 0700
     try:
-        if len(os.fsencode(directory)) > _LONGEST_SOCKET_PATH - len("/engine0-1000.sock"):
+        if len(os.fsencode(directory)) > _LONGEST_SOCKET_PATH - len("/engine00-1000.sock"):
             raise SetupError(f"{directory} is too long a path for a socket; set TMPDIR to a shorter one")
-        life = _Life(settings, tokenizer, template, listener, Supervisor(engine_command, directory))
+        engines = Engines(engine_command, directory, len(settings.devices))
+        life = _Life(settings, tokenizer, template, listener, engines)
         return asyncio.run(life.run())
     finally:
         listener.close()
@@ -84,11 +83,11 @@ class _Life:
         tokenizer: TextTokenizer,
         template: ChatTemplate,
         listener: socket.socket,
-        supervisor: Supervisor,
+        engines: Engines,
     ) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # untyped in prometheus-client
         registry = CollectorRegistry()
-        collector = EngineCollector(supervisor)
+        collector = EnginesCollector([EngineCollector(one) for one in engines.supervisors])
         registry.register(collector)
         self._front = FrontState(
             model=settings.served_model_name or settings.model.resolve().name,
@@ -96,7 +95,7 @@ class _Life:
             restart_seconds=settings.restart_seconds,
             tokenizer=tokenizer,
             template=template,
-            supervisor=supervisor,
+            engines=engines,
             running=Running(),
             metrics=RequestMetrics(registry),
             collector=collector,
@@ -130,7 +129,7 @@ class _Life:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
         serving = loop.create_task(self._server.serve(sockets=[self._listener]))
-        engine = loop.create_task(self._front.supervisor.run())
+        engine = loop.create_task(self._front.engines.run())
         asked = loop.create_task(self._asked.wait())
         _log.info("listening url=%s model=%s", url_of(self._listener), self._front.model)
         try:
@@ -151,9 +150,9 @@ class _Life:
 
     def _on_signal(self, number: int) -> None:
         if self._asked.is_set():
-            self._front.supervisor.kill()
+            self._front.engines.kill()
             # Nothing may wait any more; the socket's directory is all that has to be cleared away.
-            self._front.supervisor.remove_directory()
+            self._front.engines.remove_directory()
             os._exit(128 + number)
         _log.info("signal name=%s", signal.Signals(number).name)
         self._asked.set()

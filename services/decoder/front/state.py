@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from fastapi import FastAPI, Request
 from hotset.v1 import engine_pb2
 
-from services.decoder.front.collector import EngineCollector
-from services.decoder.front.engine_client import EngineClient
+from services.decoder.front.collector import EnginesCollector
+from services.decoder.front.engines import Engines
 from services.decoder.front.errors import ModelNotFound
 from services.decoder.front.request_metrics import RequestMetrics
 from services.decoder.front.running import Running
-from services.decoder.front.supervisor import Supervisor
 from services.decoder.front.text.chat import ChatTemplate
 from services.decoder.front.text.tokenizer import TextTokenizer
 from services.decoder.front.version import version
@@ -34,10 +33,10 @@ class FrontState:
     restart_seconds: float
     tokenizer: TextTokenizer
     template: ChatTemplate
-    supervisor: Supervisor
+    engines: Engines
     running: Running
     metrics: RequestMetrics
-    collector: EngineCollector
+    collector: EnginesCollector
 
     def check_model(self, name: str | None) -> None:
         """Refuse a request for a model that is not served here; None stands for the one that is.
@@ -51,18 +50,18 @@ class FrontState:
                 param="model",
             )
 
-    def engine(self) -> tuple[EngineClient, engine_pb2.EngineDescription]:
-        """The engine that is to take a new request, and what it said of itself.
+    def engine(self) -> engine_pb2.EngineDescription:
+        """What the engines that take new requests said of themselves.
 
         Raises:
             ShuttingDown: nothing new is taken.
-            EngineNotReady: it is starting.
+            EngineNotReady: none serves.
         """
         self.running.check_open()
-        client = self.supervisor.client
-        description = self.supervisor.description
+        self.engines.check_ready()
+        description = self.engines.description
         assert description is not None, "an engine serves that never described itself"
-        return client, description
+        return description
 
     def fingerprint(self, engine: engine_pb2.EngineDescription) -> str:
         """Changes with whatever may change the answer to the same seed."""

@@ -83,9 +83,15 @@ class Supervisor:
         Raises:
             EngineNotReady: it is starting, or starting again.
         """
-        if self._client is None or self._client.is_gone:
+        client = self.serving
+        if client is None:
             raise EngineNotReady(f"the engine is not ready: {self.detail}; try again soon")
-        return self._client
+        return client
+
+    @property
+    def serving(self) -> EngineClient | None:
+        """The engine; None if it does not serve now."""
+        return None if self._client is None or self._client.is_gone else self._client
 
     async def next_life(self) -> EngineClient:
         """The engine, as soon as it serves again.

@@ -41,7 +41,7 @@ async def chat_completions(
 ) -> Response:
     """Answer a conversation."""
     front.check_model(body.model)
-    _, engine = front.engine()
+    engine = front.engine()
     top = body.top_logprobs or 0
     plan = make_plan(
         body,

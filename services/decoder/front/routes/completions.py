@@ -49,7 +49,7 @@ async def completions(
 ) -> Response:
     """Continue one or more prompts."""
     front.check_model(body.model)
-    _, engine = front.engine()
+    engine = front.engine()
     echo, scored = bool(body.echo), body.logprobs is not None
     plan = make_plan(
         body,

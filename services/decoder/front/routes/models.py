@@ -1,4 +1,4 @@
-"""/v1/models: the one model that is served."""
+"""/v1/models: the one model that is served; and the same for routers that ask as they would ask SGLang."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Annotated
 from fastapi import Depends, FastAPI
 
 from services.decoder.front.openapi import MODEL_ERRORS, PLAIN_ERRORS
-from services.decoder.front.schema.operations import ModelCard, ModelList
+from services.decoder.front.schema.operations import ModelCard, ModelInfo, ModelList
 from services.decoder.front.state import FrontState, front_state
+from services.decoder.front.version import version
 
 
 def add_routes(app: FastAPI) -> None:
@@ -18,6 +19,8 @@ def add_routes(app: FastAPI) -> None:
     app.add_api_route(
         "/v1/models/{model:path}", model, response_model=ModelCard, responses=MODEL_ERRORS, tags=["models"]
     )
+    for path in ("/model_info", "/get_model_info", "/server_info", "/get_server_info"):
+        app.add_api_route(path, model_info, response_model=ModelInfo, responses=PLAIN_ERRORS, tags=["models"])
 
 
 async def models(front: Annotated[FrontState, Depends(front_state)]) -> ModelList:
@@ -31,8 +34,20 @@ async def model(model: str, front: Annotated[FrontState, Depends(front_state)]) 
     return _card(front)
 
 
+async def model_info(front: Annotated[FrontState, Depends(front_state)]) -> ModelInfo:
+    """What is served, for routers."""
+    told = front.engines.description
+    return ModelInfo(
+        model_path=front.model,
+        served_model_name=front.model,
+        max_context_length=None if told is None else told.max_model_len_tokens,
+        max_running_requests=front.engines.rows,
+        version=version(),
+    )
+
+
 def _card(front: FrontState) -> ModelCard:
-    told = front.supervisor.description
+    told = front.engines.description
     return ModelCard(
         id=front.model,
         created=front.created,

@@ -33,11 +33,11 @@ def add_routes(app: FastAPI, registry: CollectorRegistry) -> None:
 
 async def health(front: Annotated[FrontState, Depends(front_state)]) -> Health:
     """The process lives: always 200."""
-    supervisor = front.supervisor
+    engines = front.engines
     if front.running.draining:
         return Health(status="draining", detail=f"{len(front.running)} requests are being finished")
-    ok = supervisor.status is EngineStatus.READY
-    return Health(status="ok" if ok else "starting", detail=supervisor.detail)
+    ok = engines.status is EngineStatus.READY
+    return Health(status="ok" if ok else "starting", detail=engines.detail)
 
 
 async def ready(front: Annotated[FrontState, Depends(front_state)]) -> Ready:

@@ -50,7 +50,7 @@ async def tokenize(
         tokens = await asyncio.to_thread(_encode, front, body)
     except InvalidRequest as error:
         raise BadRequest(str(error), param="prompt" if body.messages is None else "messages") from error
-    told = front.supervisor.description
+    told = front.engines.description
     return TokenizeAnswer(
         count=len(tokens),
         max_model_len=None if told is None else told.max_model_len_tokens,

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from services.decoder.front.schema.base import RequestBody, Text, Unserved
 from services.decoder.front.schema.problems import complaint
+from services.decoder.front.schema.router_fields import CHAT_FIELDS
 from services.decoder.front.schema.sampling_fields import SamplingFields
 
 MAX_MESSAGES = 4096
@@ -89,6 +90,7 @@ class ChatRequest(SamplingFields):
         "moderation": Unserved(),
         "store": Unserved((False,), "nothing is stored"),
         "service_tier": Unserved(("auto", "default")),
+        **CHAT_FIELDS,
     }
     # Names of end users and hints to OpenAI's own caches: nothing here depends on them.
     safety_identifier: Text | None = Field(None, description="ignored")

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from services.decoder.front.schema.base import Text, Unserved
 from services.decoder.front.schema.problems import complaint
+from services.decoder.front.schema.router_fields import COMPLETION_FIELDS
 from services.decoder.front.schema.sampling_fields import MAX_CHOICES, SamplingFields, TokenId
 
 MAX_TOP_LOGPROBS = 20
@@ -31,6 +32,7 @@ class CompletionRequest(SamplingFields):
     unserved: ClassVar = {
         "best_of": Unserved((1,), "ask for n answers and choose yourself"),
         "suffix": Unserved(("",), "text is only ever continued"),
+        **COMPLETION_FIELDS,
     }
 
     @model_validator(mode="after")

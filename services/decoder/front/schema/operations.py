@@ -26,6 +26,21 @@ class Version(BaseModel):
     version: str
 
 
+class ModelInfo(BaseModel):
+    """What SGLang's routers ask a server before they send it anything; names and meanings are SGLang's."""
+
+    model_path: str = Field(
+        description="the name clients use; where the checkpoint lies is nobody's business"
+    )
+    served_model_name: str
+    is_generation: Literal[True] = True
+    max_context_length: int | None = Field(
+        description="longest prompt + answer, tokens; null until an engine is up"
+    )
+    max_running_requests: int = Field(description="choices that run at once, over all engines that serve")
+    version: str
+
+
 class ModelCard(BaseModel):
     """A model that can be named in requests."""
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Annotated, ClassVar, Self
 
 from pydantic import BaseModel, Field, model_validator
 
 from services.decoder.front.schema.base import RequestBody, Text
 from services.decoder.front.schema.chat import MAX_MESSAGES, Message
 from services.decoder.front.schema.problems import complaint
+from services.decoder.front.schema.router_fields import CHAT_FIELDS
 from services.decoder.front.schema.sampling_fields import TokenId
 
 
@@ -25,6 +26,8 @@ class TokenizeRequest(RequestBody):
         description="let the tokenizer add its own begin token; default true for prompt, false for messages",
     )
     return_token_strs: bool | None = Field(None, description="also give each token as text")
+
+    unserved: ClassVar = {"continue_final_message": CHAT_FIELDS["continue_final_message"]}
 
     @model_validator(mode="after")
     def _one_of_both(self) -> Self:
