@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 from transformers import AutoConfig, PreTrainedConfig
 
+from services.decoder.kernels.index_code import TAIL_BYTES
+
 LAYERS, WHOLE_LAYERS, RANKS = 12, 78, 8
 MEMORY_SHARE = 0.94
 """Of a GPU's memory that such a deployment plans with. On an H200 34 GB are left for KV then; the paper's
@@ -124,17 +126,25 @@ class SliceMemory:
 
     @classmethod
     def of(
-        cls, config: PreTrainedConfig, whole: PreTrainedConfig, memory: int, tokens: int, itemsize: int = 2
+        cls,
+        config: PreTrainedConfig,
+        whole: PreTrainedConfig,
+        memory: int,
+        tokens: int,
+        *,
+        itemsize: int = 2,
+        coded: bool = False,
     ) -> SliceMemory:
-        """For a slice `config` of `whole` on a GPU of `memory` bytes; 16-bit records and index keys."""
+        """For a slice `config` of `whole` on a GPU of `memory` bytes; index keys in eight bits if `coded`."""
         left = int(memory * MEMORY_SHARE) - rank_weight_bytes(whole)
         layers, choosing = config.num_hidden_layers, list(config.indexer_types).count("full")
+        dim = config.index_head_dim
         record = layers * (config.kv_lora_rank + config.qk_rope_head_dim) * itemsize
         return cls(
             kv_bytes=left * layers // whole.num_hidden_layers,
             tokens=tokens,
             record_bytes=record,
-            index_bytes=choosing * config.index_head_dim * itemsize,
+            index_bytes=choosing * (dim + TAIL_BYTES if coded else dim * itemsize),
             table_bytes=4 * choosing,
             slot_bytes=record + 8 * choosing,
         )

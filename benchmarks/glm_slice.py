@@ -141,7 +141,9 @@ def merged(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[st
     return [*(line for line in old if case(line) not in again), *new]
 
 
-def run(name: str, contexts: list[int], modes: list[str]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def run(
+    name: str, contexts: list[int], modes: list[str], index_dtype: str
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """One model's lines, and what each context comes to."""
     device, dtype = torch.device("cuda:0"), torch.bfloat16
     config, whole = slice_config(name), whole_config(name)
@@ -153,7 +155,7 @@ def run(name: str, contexts: list[int], modes: list[str]) -> tuple[list[dict[str
     steps = MOST_LEVELS * (WARM_STEPS + STEPS) + 8
     for context in contexts:
         longest = -(-(context + steps) // 64) * 64
-        memory = SliceMemory.of(config, whole, total, longest)
+        memory = SliceMemory.of(config, whole, total, longest, coded=index_dtype == "float8")
         cases = cases_of(memory, modes, shares=bool(SHARING[name]))
         most = max((case.levels[0] for case in cases), default=0)
         print(f"{name} at {context}: {memory.kv_bytes / 1e9:.2f} GB of KV, {memory.full_rows} rows in full, "
@@ -167,14 +169,14 @@ def run(name: str, contexts: list[int], modes: list[str]) -> tuple[list[dict[str
                 rows=case.levels[0],
                 context=context,
                 longest=longest,
-                changes=settings_of(case, memory),
+                changes=settings_of(case, memory) | {"index_dtype": index_dtype},
             )
             lines += measured(engine, case)
             del engine
             gc.collect()
             torch.cuda.empty_cache()
         for line in compared(lines):
-            line |= {"model": name, "context": context}
+            line |= {"model": name, "context": context, "index_dtype": index_dtype}
             print("  ".join(f"{key}={_short(value)}" for key, value in line.items()), flush=True)
             rows.append(line)
         sums[f"{name}:{context}"] = summary(lines)
@@ -191,18 +193,19 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(SHARING))
     parser.add_argument("--contexts", default="32768,163840")
     parser.add_argument("--modes", default=",".join(SETTINGS))
+    parser.add_argument("--index-dtype", default="float8", choices=("auto", "float8"))
     wanted = parser.parse_args()
     contexts = [int(context) for context in wanted.contexts.split(",")]
     path = report.RESULTS / "glm_slice.json"
     known: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {"rows": [], "sums": {}}
     for name in wanted.models.split(","):
-        rows, sums = run(name, contexts, wanted.modes.split(","))
+        rows, sums = run(name, contexts, wanted.modes.split(","), wanted.index_dtype)
         known = {"rows": merged(known["rows"], rows), "sums": known["sums"] | sums}
         for (model, context), goal in GOALS.items():
             found = known["sums"].get(f"{model}:{context}", {}).get("sync_over_full")
             if model == name and found is not None:
                 print(f"{model}_{context}_over_full={found:.2f} goal={goal}")
-        note = "one GPU, which has the host link to itself; bf16 weights and index keys"
+        note = "one GPU, which has the host link to itself; bf16 weights and records"
         report.write("glm_slice", {**report.gpu(), "note": note, **known})
         gc.collect()
         torch.cuda.empty_cache()

@@ -84,6 +84,8 @@ def test_capacities_are_those_of_the_deployment() -> None:
     assert (memory.record_bytes, memory.index_bytes, memory.table_bytes) == (13_824, 3_072, 48)
     assert memory.full_rows == int(5.1598e9 / (33_640 * 16_896)) == 9
     assert memory.tiered_rows(FIXED) == int(5.1598e9 / (33_640 * 3_120 + 4096 * 13_920)) == 31
+    coded = SliceMemory.of(slice_config("glm-5.1"), whole_config("glm-5.1"), H200_BYTES, 33_640, coded=True)
+    assert (coded.index_bytes, coded.tiered_rows(FIXED)) == (12 * 144, 44)
     shared = SliceMemory.of(slice_config("glm-5.2"), whole_config("glm-5.2"), H200_BYTES, 33_640)
     assert shared.index_bytes * 4 == memory.index_bytes
     assert list(whole_config("glm-5.2").indexer_types).count("full") == 21

@@ -70,6 +70,8 @@ def test_what_models_with_an_indexer_launch_compiles(arch: str, dtype: torch.dty
     score = ScoreShape(dim=128, heads=32, top_k=2048, page_tokens=64, dtype=dtype)
     assert score.products == (dtype != torch.float32)
     assert compile_kernel(score.source, score.defines, arch)[:4] == b"\x7fELF"
+    coded = ScoreShape(128, 32, 2048, 64, torch.float16, coded=True)
+    assert compile_kernel(coded.source, coded.defines, arch)[:4] == b"\x7fELF"
     assert compile_kernel("pick_tokens", PickShape(2048).defines, arch)[:4] == b"\x7fELF"
     entry = AppendEntryShape(128 * dtype.itemsize, 64)
     assert compile_kernel("append_entry", entry.defines, arch)[:4] == b"\x7fELF"

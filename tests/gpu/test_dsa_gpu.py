@@ -74,13 +74,13 @@ def answers(sequences: list[Sequence]) -> list[list[int]]:
     return [sequence.generated for sequence in sequences]
 
 
-def check_all_ways_agree(model: CausalLM, rows: int) -> None:
+def check_all_ways_agree(model: CausalLM, rows: int, **common: object) -> None:
     """Tiered by graphs, misses ahead, is recorded; every other way replays its schedule."""
 
     def asked() -> list[Sequence]:
         return [ask(str(i), prompt_of(length, i), 24) for i, length in enumerate(LENGTHS[:rows])]
 
-    tiered, ours, recording = engine(model, rows), asked(), Recording()
+    tiered, ours, recording = engine(model, rows, **common), asked(), Recording()
     recording.attach(tiered, ours)
     tiered.generate(ours)
     check(tiered)
@@ -97,7 +97,7 @@ def check_all_ways_agree(model: CausalLM, rows: int) -> None:
         {"prefetch": False},
         {"prefetch": False, "decode_graphs": False},
     ):
-        other, same = engine(model, rows, **changes), asked()
+        other, same = engine(model, rows, **common, **changes), asked()
         recording.replay(other.runner, same)
         assert answers(ours) == answers(same), changes
         assert chosen == int(other.counters()[:, Counter.CHOSEN].sum())
@@ -111,6 +111,11 @@ def test_tiered_equals_full_every_way(model: CausalLM, rows: int) -> None:
 @pytest.mark.parametrize("rows", [1, 3, 8])
 def test_tiered_equals_full_every_way_in_bf16(shared: CausalLM, rows: int) -> None:
     check_all_ways_agree(shared, rows)
+
+
+def test_tiered_equals_full_with_index_keys_in_eight_bits(shared: CausalLM, model: CausalLM) -> None:
+    for one in (shared, model):
+        check_all_ways_agree(one, 3, index_dtype="float8")
 
 
 @pytest.mark.parametrize("mode", ["full", "tiered"])

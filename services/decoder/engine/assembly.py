@@ -28,6 +28,7 @@ from services.decoder.engine.prefill_warm_up import warm_up_latent_prefill, warm
 from services.decoder.engine.runner import Runner
 from services.decoder.engine.step_clock import StepClock
 from services.decoder.kernels.dense import DenseOps
+from services.decoder.kernels.index_code import hadamard
 from services.decoder.kernels.latent_kernels import LatentKernels
 from services.decoder.kernels.latent_twins import LatentTwins
 from services.decoder.kernels.step_kernels import StepKernels
@@ -83,8 +84,9 @@ def assemble(
         index, heart = _quest_heart(plan, arena, device, kernels, residence, wrap)
     else:
         index = PagedIndex(arena, shape, plan.device_pages, plan.index_layers, device)
+        rotation = hadamard(shape.index_dim, device) if shape.index_coded else None
         choosing = {
-            layer: Dsa(latent_kernels, index.entries(layer), shape.page_tokens, plan.top_k)
+            layer: Dsa(latent_kernels, index.entries(layer), shape.page_tokens, plan.top_k, rotation)
             for layer in plan.index_layers
         }
         wrapped = {layer: wrap_tokens(layer, selector) for layer, selector in choosing.items()}

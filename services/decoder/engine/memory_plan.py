@@ -40,6 +40,7 @@ def kv_shape(settings: DecoderSettings, spec: ModelSpec, dtype: torch.dtype) -> 
         dtype=dtype,
         latent=latent.latent if latent else 0,
         index_dim=latent.index_dim if latent else 0,
+        index_coded=latent is not None and settings.index_dtype == "float8",
         anchors=latent.anchors if latent else (),
     )
 
@@ -184,7 +185,7 @@ class MemoryPlan:
     @property
     def index_bytes(self) -> int:
         """The selector's index."""
-        page_bytes = self.shape.index_elements * self.shape.dtype.itemsize
+        page_bytes = self.shape.index_elements * self.shape.entry_dtype.itemsize
         return len(self.index_layers) * self.device_pages * page_bytes
 
     @property

@@ -26,7 +26,15 @@ def settings_for(settings: Settings, spec: ModelSpec) -> Settings:
     if latent is None:
         if settings.selector == "dsa":
             raise SetupError(f"--selector dsa: a {kind} model has no indexer; use quest or everything")
+        if settings.index_dtype != "auto":
+            raise SetupError(
+                f"--index-dtype {settings.index_dtype}: a {kind} model has no indexer; leave it out"
+            )
         return settings
+    if settings.index_dtype == "float8" and latent.index_dim & (latent.index_dim - 1):
+        raise SetupError(
+            f"--index-dtype float8 needs index keys of 2^n numbers, these have {latent.index_dim}"
+        )
     own: dict[str, object] = {
         "selector": "dsa",
         "block_tokens": 1,

@@ -13,6 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from services.decoder.kernels.index_code import decode_keys
+
 _SCORES_AT_ONCE = 2**23
 """Products of heads, queries and keys that are held at once: 32 MiB."""
 _WINDOW = 2048  # keys that are scored at once; the same for all, so that every mode adds up the same
@@ -89,7 +91,8 @@ def _best(index: IndexQuery, keys: Tensor, places: Tensor, position: Tensor, top
 
 
 def score_tokens(index: IndexQuery, keys: Tensor) -> Tensor:
-    """Scores of `keys` [n, index_dim] for every query: [T, n] float32."""
+    """Scores of `keys` [n, index_dim], or coded ones (index_code.py), for every query: [T, n] float32."""
     tokens, heads, size = index.query.shape
-    products = index.query.float().reshape(-1, size) @ keys.float().t()
+    plain = decode_keys(keys) if keys.dtype == torch.uint8 else keys.float()
+    products = index.query.float().reshape(-1, size) @ plain.t()
     return torch.bmm(index.weight.unsqueeze(1), products.relu_().view(tokens, heads, -1)).squeeze(1)

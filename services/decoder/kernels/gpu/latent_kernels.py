@@ -70,7 +70,7 @@ class GpuLatentKernels:
         chosen = batch.seats.new_empty(index.query.shape[0], width)
         pitch = score_pitch(batch.device_pages.shape[1] * batch.blocks_per_page)
         if batch.most_blocks > width:
-            shape = self._score_shape(index, width, batch.blocks_per_page)
+            shape = self._score_shape(index, keys, width, batch.blocks_per_page)
             score = ScoreCall(
                 query=index.query.contiguous(),
                 weight=index.weight.contiguous(),
@@ -100,7 +100,7 @@ class GpuLatentKernels:
         chosen = torch.empty(tokens, width, dtype=torch.int32, device=keys.device)
         pitch = score_pitch(start + tokens)
         step = self._scores.numel() // pitch
-        shape, picking = self._score_shape(index, top_k, page_tokens), self._same(PickShape(top_k))
+        shape, picking = self._score_shape(index, keys, top_k, page_tokens), self._same(PickShape(top_k))
         query, weight = index.query.contiguous(), index.weight.contiguous()
         for at in range(0, tokens, step):
             some = slice(at, min(at + step, tokens))
@@ -192,9 +192,10 @@ class GpuLatentKernels:
         call.check(shape)
         call.launch(shape)
 
-    def _score_shape(self, index: IndexQuery, top_k: int, page_tokens: int) -> ScoreShape:
+    def _score_shape(self, index: IndexQuery, keys: Tensor, top_k: int, page_tokens: int) -> ScoreShape:
         _, heads, dim = index.query.shape
-        return self._same(ScoreShape(dim, heads, top_k, page_tokens, index.query.dtype))
+        coded = keys.dtype == torch.uint8
+        return self._same(ScoreShape(dim, heads, top_k, page_tokens, index.query.dtype, coded))
 
     def _attend_shape(
         self, query: Tensor, pool: Tensor, top_k: int, latent: int, cluster: int

@@ -7,7 +7,9 @@
 // Keys and queries pass into the matrix products eight neighbouring numbers a thread: the products run over the
 // numbers in another sequence than memory has, the same for both sides, which saves every shuffle.
 //
-// Compile-time: DIM (multiple of 32), HEADS (multiple of 16), TOP_K, PAGE_TOKENS, ELEMENT (1 bfloat16, 2 float16),
+// Coded keys become float16 on the way, exactly; a key's scale is multiplied with its score.
+//
+// Compile-time: CODED (1: coded_keys.cuh), DIM (multiple of 32), HEADS (multiple of 16), TOP_K, PAGE_TOKENS, ELEMENT (1 bfloat16, 2 float16),
 // WARPS, KEYS (of a warp, multiple of 8).
 
 #include "elements.cuh"
@@ -17,6 +19,7 @@ constexpr i32 THREADS = WARPS * 32;
 constexpr i32 TILE = WARPS * KEYS;
 #include "token_items.cuh"
 #include "sort_key.cuh"
+#include "coded_keys.cuh"
 
 constexpr i32 SPANS = DIM / 32;         // stretches of 32 numbers: 8 of each of 4 threads
 constexpr i32 COLUMNS = KEYS / 8;       // groups of 8 tokens of a warp
@@ -36,6 +39,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) score_tokens(const __grid_
   if (item < last) walk.go_to(item);
   i32 query = -1, tile = -1;  // what shared memory and registers hold
   uint4 key[COLUMNS][SPANS];
+  float scale[COLUMNS][2];  // of the tokens whose scores this thread adds up
 #pragma unroll 1
   for (; item < last; ++item, walk.go_on()) {
     if (!walk.is_scored()) continue;
@@ -45,9 +49,22 @@ extern "C" __global__ void __launch_bounds__(THREADS) score_tokens(const __grid_
 #pragma unroll
       for (i32 n = 0; n < COLUMNS; ++n) {
         const i32 token = walk.tile * TILE + warp * KEYS + n * 8 + g;
-        const char* from = (const char*)p.entries + (token < known ? walk.entry(token) : 0) * DIM * 2 + t * 16;
+        const char* from = (const char*)p.entries + (token < known ? walk.entry(token) : 0) * ENTRY_BYTES;
 #pragma unroll
-        for (i32 s = 0; s < SPANS; ++s) key[n][s] = token < known ? *(const uint4*)(from + s * 64) : uint4{0, 0, 0, 0};
+        for (i32 s = 0; s < SPANS; ++s) {
+          key[n][s] = {0, 0, 0, 0};
+          if (token >= known) continue;
+          if (CODED) {
+            const uint2 eight = *(const uint2*)(from + s * 32 + t * 8);
+            const auto two = [](u32 word, i32 at) { return widen(word >> at & 0xff, word >> at + 8 & 0xff); };
+            key[n][s] = {two(eight.x, 0), two(eight.x, 16), two(eight.y, 0), two(eight.y, 16)};
+          } else {
+            key[n][s] = *(const uint4*)(from + s * 64 + t * 16);
+          }
+        }
+        const float own = CODED && token < known ? scale_of(from) : 1;
+#pragma unroll
+        for (i32 i = 0; i < 2; ++i) scale[n][i] = __shfl_sync(~0u, own, (t * 2 + i) * 4);
       }
     }
     if (other_query) {
@@ -91,7 +108,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) score_tokens(const __grid_
 #pragma unroll
         for (i32 step = 4; step < 32; step *= 2) sum[n][i] += __shfl_xor_sync(~0u, sum[n][i], step);
         const i32 token = tile * TILE + warp * KEYS + n * 8 + t * 2 + i;
-        if (g == 0 && token < seen) scores[token] = to_key(sum[n][i]);
+        if (g == 0 && token < seen) scores[token] = to_key(sum[n][i] * scale[n][i]);
       }
   }
 }

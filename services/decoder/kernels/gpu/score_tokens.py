@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from services.decoder.kernels.gpu.kernel import Kernel
+from services.decoder.kernels.index_code import TAIL_BYTES
 
 _ELEMENTS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _WARPS, _KEYS = 8, 32
@@ -38,7 +39,13 @@ class ScoreShape:
     heads: int
     top_k: int  # a query that sees no more tokens is not scored
     page_tokens: int
-    dtype: torch.dtype
+    dtype: torch.dtype  # of the query
+    coded: bool = False  # keys are kernels/index_code.py's, the query is their float16
+
+    @property
+    def entry_elements(self) -> int:
+        """Of a key: bytes of a coded one."""
+        return self.dim + TAIL_BYTES if self.coded else self.dim
 
     @property
     def products(self) -> bool:
@@ -61,6 +68,7 @@ class ScoreShape:
             "TOP_K": self.top_k,
             "PAGE_TOKENS": self.page_tokens,
             "ELEMENT": _ELEMENTS[self.dtype],
+            "CODED": int(self.coded),
             **own,
         }
 
@@ -92,7 +100,7 @@ class ScoreCall:
 
     query: Tensor  # [queries, heads, dim]
     weight: Tensor  # [queries, heads] float32
-    entries: Tensor  # [device pages * page_tokens, dim]
+    entries: Tensor  # [device pages * page_tokens, dim], or uint8 [.., dim + TAIL_BYTES]
     pages: Tensor  # [table rows, max_pages], or [pages] of the one row
     seats: Tensor | None  # [queries]
     length: Tensor | None  # [queries] tokens that each query sees
@@ -130,8 +138,11 @@ class ScoreCall:
             raise ValueError(f"query must be {shape.dtype} [queries, {shape.heads}, {shape.dim}]")
         if self.weight.shape != (queries, shape.heads) or self.weight.dtype != torch.float32:
             raise ValueError(f"weight must be [{queries}, {shape.heads}] float32")
-        if self.entries.shape[1:] != (shape.dim,) or self.entries.dtype != shape.dtype:
-            raise ValueError(f"entries must be {shape.dtype} [device pages * page_tokens, {shape.dim}]")
+        kept, wide = torch.uint8 if shape.coded else shape.dtype, shape.entry_elements
+        if self.entries.shape[1:] != (wide,) or self.entries.dtype != kept:
+            raise ValueError(f"entries must be {kept} [device pages * page_tokens, {wide}]")
+        if shape.coded and shape.dtype != torch.float16:
+            raise ValueError(f"query must be float16 beside coded entries, is {shape.dtype}")
         given = [tensor is not None for tensor in (self.seats, self.length, self.real_rows)]
         if any(given) != all(given) or self.pages.dim() != (2 if any(given) else 1):
             raise ValueError(

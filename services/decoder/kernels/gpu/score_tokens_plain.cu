@@ -2,7 +2,7 @@
 //
 // The definition is the twin, kernels/choose_tokens.py (score_tokens). A thread scores one token.
 //
-// Compile-time: DIM (of whole 16-byte pieces), HEADS, TOP_K, PAGE_TOKENS, ELEMENT (0 float32, 1 bfloat16, 2 float16),
+// Compile-time: CODED (1: coded_keys.cuh), DIM (of whole 16-byte pieces), HEADS, TOP_K, PAGE_TOKENS, ELEMENT (0 float32, 1 bfloat16, 2 float16),
 // THREADS.
 
 #include "elements.cuh"
@@ -10,6 +10,7 @@
 constexpr i32 TILE = THREADS;
 #include "token_items.cuh"
 #include "sort_key.cuh"
+#include "coded_keys.cuh"
 
 __device__ __forceinline__ float at(const void* numbers, i64 i) {
   if (ELEMENT == 0) return ((const float*)numbers)[i];
@@ -37,15 +38,19 @@ extern "C" __global__ void __launch_bounds__(THREADS) score_tokens_plain(const _
     }
     const i32 token = walk.tile * TILE + threadIdx.x;
     if (token >= walk.seen_by(query)) continue;
-    const i64 entry = walk.entry(token) * DIM;
+    const char* entry = (const char*)p.entries + walk.entry(token) * ENTRY_BYTES;
+    const auto number = [&](i32 d) {
+      if (CODED) return unpack(widen(((const unsigned char*)entry)[d], 0)).x;
+      return at(entry, d);
+    };
     float sum = 0;
 #pragma unroll 1
     for (i32 head = 0; head < HEADS; ++head) {
       float product = 0;
 #pragma unroll 4
-      for (i32 d = 0; d < DIM; ++d) product = fmaf(heads[head * DIM + d], at(p.entries, entry + d), product);
+      for (i32 d = 0; d < DIM; ++d) product = fmaf(heads[head * DIM + d], number(d), product);
       sum = fmaf(p.weight[(i64)query * HEADS + head], fmaxf(product, 0.f), sum);
     }
-    p.scores[(i64)query * p.pitch + token] = to_key(sum);
+    p.scores[(i64)query * p.pitch + token] = to_key(CODED ? sum * scale_of(entry) : sum);
   }
 }
