@@ -8,6 +8,7 @@ ARGS ?=
 KVSTORE_ARGS ?=
 PYTEST_ARGS ?=
 SOAK_ARGS ?=
+COMPOSE_ARGS ?=
 export VENV PORT TORCH MODEL ARGS KVSTORE_ARGS
 
 BIN := $(VENV)/bin
@@ -21,7 +22,7 @@ FIND_PYTHON = for python in $(or $(PYTHON),$(BIN)/python python3 python3.13 pyth
   install one, or name it: make PYTHON=/path/to/python3.12" >&2; exit 1; }
 INSTALL = @$(FIND_PYTHON); "$$python" -m deploy.install $(if $(PYTHON),--remake)
 
-.PHONY: run test test-slow test-routers soak test-gpu check stubs docs clean help
+.PHONY: run test test-slow test-routers soak test-gpu compose-cpu compose-gpu compose-test lock check stubs dashboards docs clean help
 
 run: ## serve on http://127.0.0.1:$(PORT), kvstore and decoder, until Ctrl-C
 	$(INSTALL) decoder $(GPU) && exec $(BIN)/python -m deploy.local
@@ -41,6 +42,18 @@ soak: ## ten minutes of random requests and aborts on tiny pools
 test-gpu: ## the tests that need an NVIDIA GPU
 	$(INSTALL) decoder gpu test && exec $(BIN)/python -m pytest -m gpu -p tests.gpu.results $(PYTEST_ARGS)
 
+compose-cpu: ## build the images and run everything in containers, on the CPU
+	exec docker compose up --build
+
+compose-gpu: ## the same on a machine with an NVIDIA GPU and its container toolkit
+	exec docker compose -f docker-compose.yml -f docker-compose.gpu.yml up --build
+
+compose-test: ## the images and docker-compose.yml on a Docker engine of its own; needs root and Debian
+	$(INSTALL) decoder test && exec $(BIN)/python -m tests.compose $(COMPOSE_ARGS)
+
+lock: ## resolve anew what the images install
+	$(INSTALL) dev && exec $(BIN)/python -m deploy.lock
+
 check: ## ruff, mypy --strict, floors
 	$(INSTALL) decoder gpu ucx events test dev
 	$(BIN)/ruff check .
@@ -50,6 +63,9 @@ check: ## ruff, mypy --strict, floors
 
 stubs: ## generate the gRPC stubs beside their sources
 	$(INSTALL) dev && PATH="$(abspath $(BIN)):$$PATH" exec $(BIN)/python proto/build_stubs.py
+
+dashboards: ## write Grafana's dashboards from deploy/grafana/*.py
+	$(INSTALL) decoder test && exec $(BIN)/python -m deploy.grafana
 
 docs: ## write the file tree into README.md
 	$(INSTALL) decoder test && exec $(BIN)/python -m tests.house.file_tree
@@ -68,4 +84,5 @@ help: ## this list
 	@echo '  KVSTORE_ARGS="..."  flags of kvstore'
 	@echo '  TORCH=torch==2.13.0 what pip is given for torch: a version, or options that choose a build'
 	@echo '  PYTHON=python3.12   interpreter of the environment; VENV=.venv where it lies'
+	@echo '  COMPOSE_ARGS=--require  compose-test fails where the machine cannot run it'
 	@echo '  PYTEST_ARGS="-k x"  passed to pytest'

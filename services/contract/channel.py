@@ -6,7 +6,7 @@ Knows no service and opens nothing.
 from __future__ import annotations
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
-"""Longest message either way: a step's update of a million page references has about 10 MB."""
+"""Longest message either way: a step's update of a million page references has 8 MB."""
 
 ChannelOptions = tuple[tuple[str, int], ...]
 

@@ -29,6 +29,39 @@ class DecoderSettings(ServiceSettings):
         None, description="directory with the token and certificates of gRPC to kvstore (docs/transport.md)"
     )
 
+    store_access: Literal["mapped", "remote"] = Field(
+        "mapped",
+        description="mapped: the engine maps kvstore's arena, on its node; remote: it asks for the bytes, "
+        "slower, on a CPU only (docs/transport.md)",
+    )
+    store_seconds: float = Field(
+        10.0,
+        gt=0,
+        le=600,
+        description="seconds that a remote kvstore may take for bytes before requests fail",
+    )
+    ucx_tls: str = Field(
+        "tcp,sm,self", min_length=1, description="lanes to a remote kvstore that UCX may use, as UCX_TLS"
+    )
+    ucx_devices: str = Field(
+        "lo", min_length=1, description="network devices that UCX listens on, as UCX_NET_DEVICES; or all"
+    )
+    ucx_lanes: Literal["any", "shm", "rdma", "tcp"] = Field(
+        "any", description="lanes that UCX must use; a connection over others is refused"
+    )
+
+    prefill_only: bool = Field(
+        False, description="read prompts for other servers: answers of one token only (docs/transport.md)"
+    )
+    decode_from: str = Field(
+        "",
+        pattern=r"^(https?://[^/\s]+(/\S*)?)?$",
+        description="URL of a server that reads prompts first, whose kvstore is a peer of this one's",
+    )
+    prefill_seconds: float = Field(
+        120.0, gt=0, description="seconds that the server of decode_from may take; then prompts are read here"
+    )
+
     host: str = Field("127.0.0.1", description="address of the HTTP server")
     port: int = Field(8000, ge=0, le=65535, description="port of the HTTP server; 0 = any free one")
     api_keys: tuple[SecretStr, ...] = Field((), description="accepted bearer keys; none = open to all")
@@ -105,6 +138,13 @@ class DecoderSettings(ServiceSettings):
         description="benchmark probe on a GPU: resolve moves no bytes, so every answer is WRONG",
     )
 
+    sampled_layers: int = Field(
+        2,
+        ge=0,
+        description="layers whose choices tell what hot buffers of other sizes would miss; 0 = none; "
+        "on a GPU none are sampled",
+    )
+
     max_rows: int = Field(8, ge=1, le=1024, description="choices that run at once")
     max_model_len: int = Field(
         0, ge=0, description="longest prompt + answer, tokens; 0 = the model's own limit"
@@ -143,6 +183,12 @@ class DecoderSettings(ServiceSettings):
             raise ValueError("page_tokens and budget_tokens must be multiples of block_tokens")
         if self.probe_no_io and self.kv_mode != "tiered":
             raise ValueError("probe_no_io leaves out the fetches of kv_mode tiered; full has none")
+        if self.store_access == "remote" and self.kv_mode != "tiered":
+            raise ValueError(
+                "store_access remote fetches what kv_mode tiered misses; full needs the arena mapped"
+            )
+        if self.prefill_only and (self.decode_from or not self.prefix_cache):
+            raise ValueError("prefill_only leaves pages behind: it needs prefix_cache, and no decode_from")
         least = self.budget_tokens + self.block_tokens
         if self.hot_tokens and (self.hot_tokens < least or self.hot_tokens % self.block_tokens):
             raise ValueError(

@@ -45,6 +45,8 @@ class DataMetrics(Collector):
         yield errors
         for name, text, value in (
             ("pages_served", "Pages read by other stores.", now.served_pages),
+            ("pieces_read", "Pieces of pages read by decoders that do not map the arena.", now.read_pieces),
+            ("pieces_written", "Pieces of pages written by them.", now.written_pieces),
             ("pages_pulled", "Pages that arrived from other stores.", now.pulls.pages),
             ("pulls_failed", "Pulls that ended before all was here.", now.pulls.failures),
             ("pulls_empty", "Other stores asked that had nothing.", now.pulls.empty),

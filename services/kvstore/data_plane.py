@@ -1,10 +1,11 @@
-"""The store's data plane, put together from the settings: what answers other stores, and what asks them.
+"""The store's data plane, put together from the settings: what answers stores and decoders, what asks stores.
 
 Knows which class stands behind which setting; nothing of how they work. Off unless asked for.
 """
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from services.contract.transport.ucx_requester import UcxRequester
 from services.contract.transport.ucx_responder import UcxResponder
 from services.contract.transport.ucx_worker import UcxOptions
 from services.contract.wire_security import WireSecurity
+from services.kvstore.data_service import DataService
 from services.kvstore.mapped_source import MappedSource
 from services.kvstore.page_fetch import Face, PageFetcher
 from services.kvstore.page_source import PageSource
@@ -28,7 +30,9 @@ from services.kvstore.peer_links import PeerLinks
 from services.kvstore.peers import Peers, PullCounters
 from services.kvstore.registry import Registry, reachable
 from services.kvstore.settings import KvStoreSettings
+from services.kvstore.slot_desk import SlotDesk
 from services.kvstore.store_parts import StoreParts
+from services.kvstore.turns import Turns
 
 
 class DataFigures(NamedTuple):
@@ -38,6 +42,8 @@ class DataFigures(NamedTuple):
     served: TransportCounters
     asked: TransportCounters
     served_pages: int
+    read_pieces: int
+    written_pieces: int
     pulls: PullCounters
     lanes: tuple[str, ...]  # in use, either way
     held_bytes: int
@@ -61,11 +67,13 @@ class DataPlane:
         )
         self._served, self._asked = TransportCounters(), TransportCounters()
         self._source = PageSource(parts)
+        self._slots = SlotDesk(parts, Turns(asyncio.get_running_loop()))
+        service = DataService(parts, self._source, self._slots)
         self._responder: TcpResponder | UcxResponder | None = None
         if self.transport == "tcp":
-            self._responder = TcpResponder(settings.data_listen.encode(), self._source, self._served)
+            self._responder = TcpResponder(settings.data_listen.encode(), service, self._served)
         elif self.transport == "ucx":
-            self._responder = UcxResponder(self._options, self._source, self._served)
+            self._responder = UcxResponder(self._options, service, self._served)
         self._fetcher = PageFetcher(self._connect)
         self._peers: Peers | None = None
         self._registry: Registry | None = None
@@ -117,6 +125,8 @@ class DataPlane:
             served=self._served,
             asked=self._asked,
             served_pages=self._source.pages,
+            read_pieces=self._slots.read_pieces,
+            written_pieces=self._slots.written_pieces,
             pulls=self._peers.counters if self._peers else PullCounters(),
             lanes=tuple(sorted(set(lanes))),
             held_bytes=self._responder.held_bytes if self._responder else 0,
@@ -135,8 +145,8 @@ class DataPlane:
             await self._registry.close()
         if self._peers is not None:
             await self._peers.close()
-        if self._responder is not None:
-            self._responder.close()
+        if self._responder is not None:  # not in this thread: its own may wait for a turn of the loop
+            await asyncio.get_running_loop().run_in_executor(None, self._responder.close)
 
     def _connect(self, face: Face, seconds: float) -> Requester:
         if self.transport == "tcp":

@@ -24,7 +24,7 @@ from services.kvstore.recency import Pages
 REQUEST_BYTES = 4 * 2**20
 """Of one answer, unless a page is longer."""
 _ASKING = 0.7  # of the time; nothing is asked for in the rest
-_REQUEST_PAGES = MAX_REQUEST_BYTES // 8
+_REQUEST_PAGES = MAX_REQUEST_BYTES // 8 - 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from services.contract.errors import NotFound, StateConflict
 from services.contract.page_header import PageState
-from services.contract.transport.protocol import Grant, Request
+from services.contract.transport.protocol import Request
 from services.kvstore.page_bytes import PageBytes
 from services.kvstore.page_refs import PageRefs
 from services.kvstore.page_request import read_request
@@ -17,20 +17,15 @@ from services.kvstore.store_parts import StoreParts
 
 
 class PageSource:
-    """The Service behind a store's responders."""
+    """Behind a store's responders."""
 
     def __init__(self, parts: StoreParts) -> None:
         self._parts = parts
         self._bytes: PageBytes | None = None
         self.pages = 0  # given away
 
-    def grant(self, session: int) -> Grant | None:
-        """As Service says."""
-        found = self._parts.sessions.get(session)
-        return None if found is None else Grant(found.epoch, found.data_key)
-
     def answer(self, request: Request, out: memoryview) -> int:
-        """As Service says.
+        """Answer a request for pages, as Service says.
 
         Raises:
             InvalidRequest: there are no such pages, or too many for `out`.

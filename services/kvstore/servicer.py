@@ -5,6 +5,7 @@ Decides nothing: the store does, and the interceptor of contract/rpc_errors.py m
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import grpc
@@ -60,6 +61,7 @@ class KvStoreServicer(rpc.KvStoreServicer):
             page_count=attached.page_count,
             lease_ms=attached.lease_ms,
             data_key=attached.data_key,
+            arena_inode=Path(attached.arena_path).stat().st_ino,
             wants_tokens=self._wants_tokens,
             data_faces=[pb.DataFace(transport=name, address=where) for name, where in self._data.faces],
             sealed_pages=refs_to_wire(attached.sealed),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from services.decoder.engine.host_pages import HostPage
 from services.decoder.engine.loop import Loop
 from services.decoder.engine.offline import OfflineEngine
 from services.decoder.engine.sequence import Finish, Sampling, Sequence
@@ -137,3 +138,20 @@ def test_one_that_was_parked_is_not_sent_away(tmp_path: Path) -> None:
         rig.loop.step()
     assert low.finish is high.finish is Finish.LENGTH
     assert (rig.loop.stats().parkings, rig.loop.stats().releases) == (1, 0)
+
+
+def test_who_hears_of_an_end_finds_its_pages(tmp_path: Path) -> None:
+    """Where others are to go on with them; otherwise they are sealed with the next step."""
+    rig = Rig(tmp_path, queue_seconds=0)
+    engine = rig.engine
+    found: list[list[HostPage]] = []
+    loop = Loop(
+        engine.scheduler,
+        engine.runner,
+        lambda news: found.extend(engine.host.match(one.page_hashes) for one, _ in news if one.finish),
+        seals_first=True,
+    )
+    loop.submit([Sequence("r", 0, [5 + i % 9 for i in range(70)], Sampling(), seed=0, max_tokens=1)])
+    while not found:
+        loop.step()
+    assert len(found[0]) == 1

@@ -178,6 +178,8 @@ class FakeEngine(pb_grpc.EngineServicer):
                 hot_slots_total=64,
                 hot_slots_used=16,
                 host_pages_held=3,
+                sampled_blocks=40,
+                curve=[pb.CurvePoint(size=0.5, misses=20), pb.CurvePoint(size=2, misses=5)],
             )
 
     def _answer(self, request: pb.SubmitRequest, choice: pb.Choice, orders: Orders) -> None:

@@ -116,13 +116,13 @@ def test_requests_are_counted_and_timed(front: LiveFront) -> None:
     assert grew('hotset_requests_total{endpoint="chat",outcome="length"}') == 2
     assert grew('hotset_requests_total{endpoint="chat",outcome="stop"}') == 1
     assert grew('hotset_requests_total{endpoint="completions",outcome="refused"}') == 1
-    assert grew("hotset_time_to_first_token_seconds_count") == 3
-    assert grew("hotset_inter_token_seconds_count") == 2 * 3 + 1
-    assert grew("hotset_time_per_output_token_seconds_count") == 3
-    assert grew("hotset_request_seconds_count") == 3
-    assert 2 * 0.2 < grew("hotset_request_seconds_sum") < 60
-    assert 2 * 0.15 < grew("hotset_inter_token_seconds_sum") < 60
-    assert 2 * 0.05 < grew("hotset_time_per_output_token_seconds_sum") < 60
+    assert grew('hotset_time_to_first_token_seconds_count{engine="0"}') == 3
+    assert grew('hotset_inter_token_seconds_count{engine="0"}') == 2 * 3 + 1
+    assert grew('hotset_time_per_output_token_seconds_count{engine="0"}') == 3
+    assert grew('hotset_request_seconds_count{engine="0"}') == 3
+    assert 2 * 0.2 < grew('hotset_request_seconds_sum{engine="0"}') < 60
+    assert 2 * 0.15 < grew('hotset_inter_token_seconds_sum{engine="0"}') < 60
+    assert 2 * 0.05 < grew('hotset_time_per_output_token_seconds_sum{engine="0"}') < 60
     assert grew('hotset_generation_tokens_total{engine="0"}') == 4 + 4 + 2
     route = 'path="/v1/chat/completions"'
     assert grew(f'hotset_http_requests_total{{method="POST",{route},status="200"}}') == 2
@@ -140,6 +140,9 @@ def test_engine_figures_are_told_in_base_units(front: LiveFront) -> None:
         assert samples[f"hotset_hot_buffer_fetched_bytes_total{where}"] == 4096
         assert samples[f"hotset_resolve_seconds_total{where}"] == 1.5
     assert samples['hotset_step_seconds_total{engine="0"}'] == 2.0
+    assert samples['hotset_hot_buffer_sampled_blocks_total{engine="0"}'] == 40
+    assert samples['hotset_hot_buffer_sampled_misses_total{engine="0",size="0.5x"}'] == 20
+    assert samples['hotset_hot_buffer_sampled_misses_total{engine="0",size="2x"}'] == 5
     assert samples['hotset_device_pages{engine="0",state="used"}'] == 3
     assert samples['hotset_device_pages{engine="0",state="free"}'] == 7
 

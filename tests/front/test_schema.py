@@ -19,7 +19,7 @@ CHECKS = (
     "negative_data_rejection",
     "unsupported_method",
 )
-OPERATIONS = 10
+OPERATIONS = 14
 
 
 def _schemathesis(front: LiveFront, examples: int, *more: str) -> None:

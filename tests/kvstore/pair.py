@@ -109,9 +109,9 @@ class Pair:
         return all(now.open_pages == now.sealed_pages == 0 for now in stats)
 
 
-def asked(client: Client, name: str) -> Any:
+def asked(client: Client, name: str, length: int = PAGES) -> Any:
     session = client.session
     return client.store.stub.Match.future(
-        pb.MatchRequest(session_id=session.session_id, epoch=session.epoch, page_hashes=chain(name)),
+        pb.MatchRequest(session_id=session.session_id, epoch=session.epoch, page_hashes=chain(name, length)),
         timeout=60,
     )

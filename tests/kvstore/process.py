@@ -44,12 +44,17 @@ class KvStore:
     """One kvstore process; use as a context manager, which kills what still runs and closes the channel."""
 
     def __init__(
-        self, directory: Path, *flags: str, logs: Path, environment: Mapping[str, str] | None = None
+        self,
+        directory: Path,
+        *flags: str,
+        logs: Path,
+        environment: Mapping[str, str] | None = None,
+        before: Sequence[str] = (),
     ) -> None:
         self.directory = directory
         self._output = logs / f"kvstore-{time.monotonic_ns()}.out"
         self._log = self._output.with_suffix(".err")
-        command = [sys.executable, "-m", "services.kvstore", "--arena-dir", str(directory)]
+        command = [*before, sys.executable, "-m", "services.kvstore", "--arena-dir", str(directory)]
         # Flags given later win, so a test may name its own.
         command += ["--arena-bytes=4MiB", "--listen=127.0.0.1:0", "--metrics-port=0", *flags]
         with self._output.open("w") as output, self._log.open("w") as log:

@@ -71,7 +71,7 @@ def pulls(source: KvStore, sink: KvStore, name: str) -> None:
 
 def test_stores_find_each_other_and_miss_those_that_leave(etcd: Etcd, start: Start) -> None:
     etcd.start()
-    a, b = start("a"), start("b")
+    a, b = start("a", "--lease-seconds=600"), start("b")  # it says goodbye; nobody waits for its lease
     for store in (a, b):
         peers(store, 1)
         registered(store, True)

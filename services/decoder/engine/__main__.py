@@ -25,6 +25,8 @@ from services.contract.errors import SetupError
 from services.contract.log import configure_logging
 from services.contract.rpc_errors import ErrorInterceptor
 from services.contract.wire_security import WireSecurity
+from services.decoder.engine.remote_link import open_session, remote_arena
+from services.decoder.engine.remote_session import RemoteSession
 from services.decoder.engine.servicer import EngineServicer, Served
 from services.decoder.engine.settings import EngineSettings
 from services.decoder.engine.start import at_once, fault_in_early
@@ -67,6 +69,7 @@ def load(
     from services.decoder.engine.assembly import (
         assemble,
         capacity_book,
+        check_access,
         check_device,
         dense_ops,
         limits_of,
@@ -85,6 +88,7 @@ def load(
     from services.decoder.engine.scheduler import Scheduler
     from services.decoder.kv.arena_map import ArenaMap
     from services.decoder.kv.device_pages import DevicePages
+    from services.decoder.kv.remote_arena import RemoteArena
     from services.decoder.models.causal_lm import CausalLM, resolve_device, resolve_dtype
     from services.decoder.models.spec import ModelSpec
 
@@ -94,6 +98,7 @@ def load(
         torch.set_num_threads(settings.threads)
     device = resolve_device(settings.device)
     check_device(device)
+    check_access(settings, device)
     dtype = resolve_dtype(settings.dtype, device)
     spec = ModelSpec.read(settings.model)
     settings = settings_for(settings, spec)
@@ -115,7 +120,11 @@ def load(
         _log.info("weights_loaded bytes=%d seconds=%.2f", model.weight_bytes, time.monotonic() - began)
         return model
 
-    arena, model = at_once(map_arena, load_weights)
+    arena: ArenaMap | RemoteArena
+    if isinstance(store, RemoteSession):
+        arena, model = remote_arena(store, settings, layout), load_weights()
+    else:
+        arena, model = at_once(map_arena, load_weights)
     plan = MemoryPlan.derive(
         settings, spec, shape, layout, model.weight_bytes, device, device_room(settings, device)
     )
@@ -128,7 +137,13 @@ def load(
     return Served(
         spec=spec,
         plan=plan,
-        loop=Loop(scheduler, runner, servicer.publish, queue_seconds=settings.queue_seconds),
+        loop=Loop(
+            scheduler,
+            runner,
+            servicer.publish,
+            queue_seconds=settings.queue_seconds,
+            seals_first=settings.prefill_only,
+        ),
         runner=runner,
         device_pages=device_pages,
         store=store,
@@ -146,7 +161,7 @@ def main() -> NoReturn:
     configure_logging(settings.log_level)
     servicer = EngineServicer()
     server = start_server(settings.engine_socket, servicer)
-    store = StoreSession(settings.kvstore, f"engine-{settings.engine_index}", security)
+    store = open_session(settings, security)
     asked_to_end = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: asked_to_end.set())

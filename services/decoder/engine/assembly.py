@@ -39,12 +39,17 @@ from services.decoder.kv.bounds_index import BoundsIndex
 from services.decoder.kv.full import Full
 from services.decoder.kv.history import Window
 from services.decoder.kv.hot_buffer import HotBuffer
+from services.decoder.kv.miss_curve import MissCurve
 from services.decoder.kv.paged_index import PagedIndex
 from services.decoder.kv.prefetch import AtOnce, Prefetch, SideStream
+from services.decoder.kv.remote_arena import RemoteArena
+from services.decoder.kv.remote_path import RemotePath
+from services.decoder.kv.remote_tiered import RemoteTiered
 from services.decoder.kv.residence import Residence
 from services.decoder.kv.row_tables import RowTables
 from services.decoder.kv.tiered import Tiered
 from services.decoder.models.causal_lm import CausalLM
+from services.decoder.settings import DecoderSettings
 
 _LEAST_CAPABILITY = (8, 0)  # bfloat16 on tensor cores, copies into shared memory that nobody waits for
 
@@ -55,7 +60,7 @@ WrapTokens = Callable[[int, TokenSelector], TokenSelector]
 def assemble(
     plan: MemoryPlan,
     model: CausalLM,
-    arena: ArenaMap,
+    arena: ArenaMap | RemoteArena,
     device: torch.device,
     wrap: Wrap = lambda layer, selector: selector,
     wrap_tokens: WrapTokens = lambda layer, selector: selector,
@@ -69,10 +74,16 @@ def assemble(
     kernels = step_kernels(plan, device)
     tables = RowTables(settings.max_rows, plan.max_pages, device)
     residence: Residence
-    if settings.kv_mode == "tiered":
+    if isinstance(arena, RemoteArena):
+        hot = HotBuffer(shape, settings.max_rows, plan.max_blocks, plan.hot_classes, device)
+        remote_path = RemotePath(kernels, arena, shape, settings.whole_window_tokens, device)
+        residence = RemoteTiered(kernels, arena, hot, tables, remote_path)
+    elif settings.kv_mode == "tiered":
         hot = HotBuffer(shape, settings.max_rows, plan.max_blocks, plan.hot_classes, device)
         path = arena_path(plan, kernels, arena, device, reads=True)
-        residence = Tiered(kernels, arena, hot, tables, path, prefetch_of(plan, device))
+        residence = Tiered(
+            kernels, arena, hot, tables, path, miss_curve(plan, device), prefetch_of(plan, device)
+        )
     else:
         window = Window(kernels, shape, settings.whole_window_tokens, device)
         path = arena_path(plan, kernels, arena, device, reads=False)
@@ -110,7 +121,7 @@ def assemble(
 
 def _quest_heart(
     plan: MemoryPlan,
-    arena: ArenaMap,
+    arena: ArenaMap | RemoteArena,
     device: torch.device,
     kernels: StepKernels,
     residence: Residence,
@@ -155,6 +166,19 @@ def check_device(device: torch.device) -> None:
             raise SetupError(f"{device} needs {module}: pip install 'hotset[gpu]', or run with --device cpu")
 
 
+def check_access(settings: DecoderSettings, device: torch.device) -> None:
+    """See that the arena can be reached as the settings say.
+
+    Raises:
+        SetupError: a GPU's kernels fetch by themselves, which only a mapped arena allows.
+    """
+    if settings.store_access == "remote" and device.type != "cpu":
+        raise SetupError(
+            f"--store-access remote decodes on a CPU only so far, not on {device}; run with --device cpu, "
+            "or beside a kvstore on this node with --store-access mapped"
+        )
+
+
 def step_kernels(plan: MemoryPlan, device: torch.device) -> StepKernels:
     """The GPU's kernels on a GPU, the twins elsewhere."""
     if device.type != "cuda":
@@ -196,6 +220,24 @@ def arena_path(
     from services.decoder.kv.streamed_path import StreamedPath  # needs the gpu extra
 
     return StreamedPath(kernels, arena, plan.shape, window_tokens, device, reads=reads)
+
+
+def miss_curve(plan: MemoryPlan, device: torch.device) -> MissCurve | None:
+    """Over some of the layers that choose, evenly spread; None where no choices are sampled.
+
+    Raises:
+        SetupError: asked for on a GPU, where choices stay on the device, inside captured graphs.
+    """
+    settings = plan.settings
+    if device.type != "cpu":
+        if settings.sampled_layers and "sampled_layers" in settings.model_fields_set:
+            raise SetupError("--sampled-layers: choices are sampled on a CPU only; leave it out")
+        return None
+    choosing = plan.index_layers
+    count = min(settings.sampled_layers, len(choosing))
+    if not count:
+        return None
+    return MissCurve([choosing[(2 * place + 1) * len(choosing) // (2 * count)] for place in range(count)])
 
 
 def page_hasher(plan: MemoryPlan, fingerprint: bytes) -> PageHasher | None:

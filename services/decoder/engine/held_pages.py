@@ -17,6 +17,7 @@ class HeldPages:
     def __init__(self) -> None:
         self._held: Counter[HostPage] = Counter()
         self._sealed: set[HostPage] = set()
+        self._lives: dict[int, int] = {}  # a page's latest generation here
 
     @property
     def count(self) -> int:
@@ -29,7 +30,13 @@ class HeldPages:
 
     def take(self, pages: Iterable[HostPage]) -> None:
         """One more reference to each."""
-        self._held.update(pages)
+        taken = list(pages)
+        self._held.update(taken)
+        self._lives.update(taken)
+
+    def lives(self, pages: Iterable[int]) -> list[int]:
+        """The generation in which each page was taken last; 0, which no page is taken in, of others."""
+        return [self._lives.get(page, 0) for page in pages]
 
     def let_go(self, pages: Iterable[HostPage]) -> None:
         """One less of each."""

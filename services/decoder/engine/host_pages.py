@@ -9,6 +9,12 @@ from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from services.contract.errors import HotsetError
+
+
+class PagesLost(HotsetError):
+    """The store has taken back all that this session held: whoever had pages cannot go on."""
+
 
 class HostPage(NamedTuple):
     """A page of the arena and the life of it that is ours."""
@@ -59,6 +65,7 @@ class HostPages(Protocol):
 
         Raises:
             Unavailable: the store is out of reach; nothing was given or taken.
+            PagesLost: nothing that was taken before is there any more. Told once; nothing was given or taken.
         """
 
 

@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from services.contract.errors import Unavailable
+from services.contract.errors import HotsetError, Unavailable
 from services.decoder.engine.capacity_book import Capacities
+from services.decoder.engine.host_pages import PagesLost
 from services.decoder.engine.runner import Runner
 from services.decoder.engine.scheduler import Scheduler
 from services.decoder.engine.sequence import Finish, Sequence
@@ -54,13 +55,24 @@ class Loop:
         publish: Callable[[News], None],
         *,
         queue_seconds: float = 0.0,
+        seals_first: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`queue_seconds`: how long a choice may wait for its first row; 0 = for ever."""
+        """How it deals with its clients.
+
+        Args:
+            scheduler: the loop's from now on.
+            runner: likewise.
+            publish: gets news.
+            queue_seconds: how long a choice may wait for its first row; 0 = for ever.
+            seals_first: whoever hears of an end can find its pages in the store.
+            clock: monotonic seconds.
+        """
         self._scheduler = scheduler
         self._runner = runner
         self._publish = publish
         self._queue_seconds = queue_seconds
+        self._seals_first = seals_first
         self._clock = clock
         self._lock = threading.Condition()
         self._stepper = Stepper(scheduler, runner, self._lock)
@@ -143,10 +155,14 @@ class Loop:
         except Unavailable as error:
             _log.warning("step_delayed error=%s", error)
             return False
-        except StepFailed as error:
-            _log.exception("step_failed tokens=%d", error.plan.tokens)
-            self._fail(error.plan, f"the engine failed in a step: {type(error.__cause__).__name__}")
+        except PagesLost as error:
+            self._lose_pages(error)
             return True
+        except StepFailed as error:
+            self._fail(error.plan.sequences, _reason(error))
+            return True
+        if self._seals_first and any(sequence.finish for sequence, _ in news):
+            self._seal()
         with self._lock:
             self._count(plan, news, time.perf_counter_ns() - begun)
             self._publish(news)
@@ -179,11 +195,23 @@ class Loop:
             _log.error("integrity_violated what=%r", str(error))
             self._stats = replace(self._stats, integrity_violations=self._stats.integrity_violations + 1)
 
-    def _fail(self, plan: StepPlan, reason: str) -> None:
-        """End every sequence of a step whose result is unknown."""
+    def _seal(self) -> None:
+        try:
+            with self._lock:
+                self._scheduler.seal_now()
+        except Unavailable as error:
+            _log.warning("seals_delayed error=%s", error)
+        except PagesLost as error:
+            self._lose_pages(error)
+
+    def _lose_pages(self, error: PagesLost) -> None:
+        _log.error("pages_lost error=%s", error)
+        self._fail([*self._scheduler.running, *self._scheduler.waiting], str(error), holders_only=True)
+
+    def _fail(self, busy: list[Sequence], reason: str, *, holders_only: bool = False) -> None:
+        """End every sequence of a step whose result is unknown, or whose host pages are gone."""
         with self._lock:
-            busy = [*plan.seats, *plan.decodes, *(chunk.sequence for chunk in plan.chunks)]
-            hit = [sequence for sequence in busy if sequence.finish is None]
+            hit = [one for one in busy if one.finish is None and (one.host_pages or not holders_only)]
             for sequence in hit:
                 self._scheduler.fail(sequence, reason)
             self._publish([(sequence, []) for sequence in hit])
@@ -200,3 +228,13 @@ class Loop:
             steps=was.steps + 1,
             step_ns=was.step_ns + nanoseconds,
         )
+
+
+def _reason(error: StepFailed) -> str:
+    """What to tell the clients of a step that failed; the log gets the rest."""
+    cause = error.__cause__
+    if isinstance(cause, HotsetError):  # of a remote store: its text is for people
+        _log.error("step_failed tokens=%d error=%s", error.plan.tokens, cause)
+        return str(cause)
+    _log.error("step_failed tokens=%d", error.plan.tokens, exc_info=error)
+    return f"the engine failed in a step: {type(cause).__name__}"

@@ -131,6 +131,7 @@ class Runner:
             if self.index is not None:
                 # Before the draw: who has the step's tokens may seal its pages.
                 self.index.save(self._prefilled_pages(plan))
+        self.residence.settle()
         if hidden is not None:
             self._score_prompts(plan, hidden)
         rows, drawn = self._sample(plan, logits, hidden)
@@ -174,7 +175,10 @@ class Runner:
         for sequence, start, end in plan.chunks:
             tokens += sequence.prompt[start:end]
             positions += range(start, end)
-        return self.model.hidden(tokens, positions, step_over(self.heart, batch, chunks))
+        hidden = self.model.hidden(tokens, positions, step_over(self.heart, batch, chunks))
+        if batch is not None and self.index is not None:
+            self.index.decoded(batch)
+        return hidden
 
     def _sample(
         self, plan: StepPlan, logits: Tensor | None, hidden: Tensor | None

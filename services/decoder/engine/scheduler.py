@@ -189,6 +189,15 @@ class Scheduler:
                 self._roster.retire(sequence)
         return news
 
+    def seal_now(self) -> None:
+        """Have what is computed sealed, instead of with the next step.
+
+        Raises:
+            Unavailable, PagesLost: as HostPages says.
+        """
+        if self._desk.has_seals:
+            self._desk.exchange(0)
+
     def fail(self, sequence: Sequence, reason: str, finish: Finish = Finish.ERROR) -> None:
         """End one sequence with an error."""
         sequence.finish, sequence.error = finish, reason

@@ -22,6 +22,7 @@ from services.decoder.engine.sequence import Finish, SampledToken, Sampling, Seq
 from services.decoder.engine.store_session import StoreSession
 from services.decoder.kernels.counter import Counter
 from services.decoder.kv.device_pages import DevicePages
+from services.decoder.kv.miss_curve import CAPACITIES
 
 if TYPE_CHECKING:  # the face answers before torch is there, which takes seconds to import
     from services.decoder.engine.loop import Loop
@@ -141,7 +142,7 @@ class EngineServicer(pb_grpc.EngineServicer):
         """Gauges and counters."""
         served = self._ready()
         stats, hot = served.loop.stats(), served.runner.residence.hot_slots()
-        clock = served.runner.clock
+        clock, curve = served.runner.clock, served.runner.residence.curve
         times = DeviceTimes() if clock is None else clock.times
         return pb.EngineStats(
             requests_running=stats.running,
@@ -182,6 +183,8 @@ class EngineServicer(pb_grpc.EngineServicer):
             hot_rows_whole=stats.hot.whole,
             hot_resizes=stats.hot.resizes,
             host_pages_held=served.store.held,
+            sampled_blocks=0 if curve is None else curve.chosen,
+            curve=[] if curve is None else map(_point, CAPACITIES, curve.misses),
         )
 
     def _ready(self) -> Served:
@@ -237,6 +240,10 @@ def _event(sequence: Sequence, tokens: list[SampledToken]) -> pb.TokenEvent:
         cached_prompt_tokens=sequence.cached if first else 0,
         prompt=map(_token, sequence.prompt_logprobs) if first else (),
     )
+
+
+def _point(size: float, misses: int) -> pb.CurvePoint:
+    return pb.CurvePoint(size=size, misses=misses)
 
 
 def _token(sampled: SampledToken) -> pb.Token:

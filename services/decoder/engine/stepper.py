@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 
-from services.contract.errors import Unavailable
+from services.contract.errors import HotsetError, Unavailable
 from services.decoder.engine.scheduler import Scheduler
 from services.decoder.engine.sequence import SampledToken, Sequence
 from services.decoder.engine.step_plan import StepPlan
@@ -76,7 +76,8 @@ class Stepper:
 
         Raises:
             Unavailable: nothing was computed; try again later.
-            StepFailed: out of memory, or whatever else torch raises and survives.
+            PagesLost: nothing was computed, and no host page is there any more.
+            StepFailed: out of memory, or whatever else torch raises and survives; or a remote store.
         """
         running, self._ahead = self._ahead, None
         if running is None:
@@ -96,7 +97,7 @@ class Stepper:
         self._on_plan(plan)
         try:
             return self._runner.launch(plan)
-        except RuntimeError as error:
+        except (RuntimeError, HotsetError) as error:
             raise self._failed(plan, error) from error
 
     def _launch_ahead(self, plan: StepPlan) -> Launched | None:
@@ -107,7 +108,7 @@ class Stepper:
             return None  # the step after this one will say so
         return None if ahead is None else self._launch(ahead)
 
-    def _failed(self, plan: StepPlan, error: RuntimeError) -> Exception:
+    def _failed(self, plan: StepPlan, error: Exception) -> Exception:
         """What to raise: an error of the device itself is every later step's too, and ends the engine."""
         self._ahead = None
         return error if isinstance(error, torch.AcceleratorError) else StepFailed(plan)

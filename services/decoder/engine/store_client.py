@@ -49,9 +49,10 @@ class StoreClient:
         """A step's changes."""
         return _told(lambda: self._store.Update(request, timeout=_CALL_SECONDS, metadata=self._said))
 
-    def heartbeat(self, request: pb.HeartbeatRequest) -> pb.HeartbeatReply:
-        """Renew the lease."""
-        return _told(lambda: self._store.Heartbeat(request, timeout=_CALL_SECONDS, metadata=self._said))
+    def heartbeat(self, request: pb.HeartbeatRequest, seconds: float = _CALL_SECONDS) -> pb.HeartbeatReply:
+        """Renew the lease; wait no longer than `seconds`."""
+        limit = min(seconds, _CALL_SECONDS)
+        return _told(lambda: self._store.Heartbeat(request, timeout=limit, metadata=self._said))
 
     def detach(self, request: pb.DetachRequest) -> pb.DetachReply:
         """End a session."""

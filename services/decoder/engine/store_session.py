@@ -11,6 +11,7 @@ import secrets
 import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import ClassVar
 
 from hotset.v1 import kvstore_pb2 as pb
 
@@ -36,6 +37,8 @@ _log = logging.getLogger(__name__)
 
 class StoreSession:
     """A mapped client of one kvstore; implements HostPages once `attach` has returned."""
+
+    _kind: ClassVar[pb.ClientKind.ValueType] = pb.CLIENT_KIND_MAPPED
 
     def __init__(self, address: str, client_name: str, security: WireSecurity = NO_SECURITY) -> None:
         """Connect lazily to `address` (host:port or unix:/path); `client_name` is stable over restarts."""
@@ -79,19 +82,10 @@ class StoreSession:
             SetupError: no store in time, or one whose arena is laid out for something else.
         """
         layout_planes = tuple(planes)
-        arena = self.find(wait_seconds)
-        self._seat = FileLock(arena.parent / "sessions" / f"{self._token}.lock")
-        try:
-            self._seat.path.parent.mkdir(exist_ok=True)
-            self._seat.acquire()
-        except OSError as error:
-            raise SetupError(
-                f"cannot write {self._seat.path}: {error.strerror}; the engine must run on kvstore's node, "
-                "as the same user, with the same tmpfs mounted"
-            ) from error
+        self._sit_down(wait_seconds)
         self._request = pb.AttachRequest(
             client_name=self._name,
-            kind=pb.CLIENT_KIND_MAPPED,
+            kind=self._kind,
             model_fingerprint=fingerprint,
             page_tokens=page_tokens,
             planes=planes_to_wire(layout_planes),
@@ -112,10 +106,26 @@ class StoreSession:
         if layout.page_count != reply.page_count:
             raise SetupError(f"kvstore counts {reply.page_count} pages, this engine {layout.page_count}")
         self._free = reply.page_count
-        self._inode = self.arena_path.stat().st_ino
+        self._inode = self._inode_of(reply)
         self._beating = threading.Thread(target=self._beat, name="store-heartbeat", daemon=True)
         self._beating.start()
         return layout
+
+    def _sit_down(self, wait_seconds: float) -> None:
+        """Hold the lock that tells the store that this process lives."""
+        arena = self.find(wait_seconds)
+        self._seat = FileLock(arena.parent / "sessions" / f"{self._token}.lock")
+        try:
+            self._seat.path.parent.mkdir(exist_ok=True)
+            self._seat.acquire()
+        except OSError as error:
+            raise SetupError(
+                f"cannot write {self._seat.path}: {error.strerror}; the engine must run on kvstore's node, "
+                "as the same user, with the same tmpfs mounted; or run it with --store-access remote"
+            ) from error
+
+    def _inode_of(self, reply: pb.AttachReply) -> int:
+        return Path(reply.arena_path).stat().st_ino
 
     @property
     def arena_path(self) -> Path:
@@ -264,15 +274,19 @@ class StoreSession:
             # allocated come back with the attach, for we claim neither.
             self._held.let_go(from_wire(lost.releases))
         self._request.held_pages.CopyFrom(to_wire(self._held.references()))
-        try:
-            reply = self._store.attach(self._request)
-        except StateConflict as error:
-            raise SetupError(f"kvstore came back without this engine's pages: {error}") from error
-        if Path(reply.arena_path).stat().st_ino != self._inode:
-            raise SetupError("kvstore came back with another arena; this engine must start anew")
-        self._reply = reply
+        self._reply = reply = self._claim()
         self._sequence = 0
         self._unanswered = None
         self._doubtful = False
         self._held.only_sealed(from_wire(reply.sealed_pages))
         _log.info("session_taken_up epoch=%d pages=%d", reply.epoch, self.held)
+
+    def _claim(self) -> pb.AttachReply:
+        """Attach with what is held."""
+        try:
+            reply = self._store.attach(self._request)
+        except StateConflict as error:
+            raise SetupError(f"kvstore came back without this engine's pages: {error}") from error
+        if self._inode_of(reply) != self._inode:
+            raise SetupError("kvstore came back with another arena; this engine must start anew")
+        return reply

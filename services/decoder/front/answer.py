@@ -158,7 +158,11 @@ class Answer:
                     continues=continues,
                 )
                 self._open[submission.request_id, choice] = _Choice(
-                    number * plan.n + choice, submission, choice, text, ChoiceClock(self._began)
+                    number * plan.n + choice,
+                    submission,
+                    choice,
+                    text,
+                    ChoiceClock(self._began, self._client.engine),
                 )
         for submission in self._submissions:
             try:
@@ -221,6 +225,8 @@ class Answer:
 
     async def _resubmit(self, rest: Sequence[Submission]) -> None:
         self._client = await self._engines.next_life()
+        for choice in self._open.values():
+            choice.clock.engine = self._client.engine
         for submission in rest:
             while True:
                 try:
@@ -235,7 +241,7 @@ class Answer:
                     raise refusal(error) from error
                 break
         choices = open_choices(rest)
-        self._metrics.resubmitted(choices)
+        self._metrics.resubmitted(self._client.engine, choices)
         request_ids = ",".join(submission.request_id for submission in rest)
         _log.warning("resubmitted requests=%s choices=%d", request_ids, choices)
 

@@ -185,6 +185,7 @@ def _families(stats: engine_pb2.EngineStats | None, engine: str) -> Iterator[Met
         ("hotset_host_pages_held", "Pages of the arena that the engine holds.", "host_pages_held"),
     )
     yield from _hot_rows(stats, engine)
+    yield from _curve(stats, engine)
     for name, text, field in gauges:
         gauge = GaugeMetricFamily(name, text, labels=["engine"])
         if stats is not None:
@@ -206,6 +207,25 @@ def _families(stats: engine_pb2.EngineStats | None, engine: str) -> Iterator[Met
         for layer in () if stats is None else stats.layers:
             counter.add_metric([engine, str(layer.layer)], _value(layer, field) * factor)
         yield counter
+
+
+def _curve(stats: engine_pb2.EngineStats | None, engine: str) -> Iterator[Metric]:
+    blocks = CounterMetricFamily(
+        "hotset_hot_buffer_sampled_blocks",
+        "Chosen blocks that were looked at for hotset_hot_buffer_sampled_misses_total.",
+        labels=["engine"],
+    )
+    misses = CounterMetricFamily(
+        "hotset_hot_buffer_sampled_misses",
+        "Of these, blocks that hot buffers so many times as large would have missed.",
+        labels=["engine", "size"],
+    )
+    if stats is not None and stats.curve:
+        blocks.add_metric([engine], float(stats.sampled_blocks))
+        for point in stats.curve:
+            misses.add_metric([engine, f"{point.size:g}x"], float(point.misses))
+    yield blocks
+    yield misses
 
 
 def _hot_rows(stats: engine_pb2.EngineStats | None, engine: str) -> Iterator[Metric]:

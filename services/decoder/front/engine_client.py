@@ -53,7 +53,9 @@ Mailbox = asyncio.Queue[Arrival | EngineGone | Interrupted]
 class EngineClient:
     """Calls to one engine process, and its mailboxes."""
 
-    def __init__(self, socket: Path) -> None:
+    def __init__(self, socket: Path, engine: int = 0) -> None:
+        """Listen at `socket`; `engine` is its number behind the front."""
+        self.engine = engine
         self._channel = grpc.aio.insecure_channel(f"unix:{socket}", options=_OPTIONS)
         self._stub: EngineAsyncStub = EngineStub(self._channel)
         self._in_flight: InFlight[Mailbox] = InFlight()

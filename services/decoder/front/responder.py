@@ -18,6 +18,7 @@ from starlette.responses import Response
 
 from services.decoder.front import sse
 from services.decoder.front.answer import Answer, ChoicePiece, Finish, Tally
+from services.decoder.front.auth import tenant_of
 from services.decoder.front.choice_text import ShownToken
 from services.decoder.front.disconnect import ClientLeft, unless_client_leaves
 from services.decoder.front.errors import ApiError, InternalFault
@@ -84,9 +85,22 @@ async def respond(
     Raises:
         ApiError: before anything was sent; within a stream it becomes an event.
     """
+    front.role.check(generation.plan)
+    record.answer_id = generation.answer_id
+    if front.role.node is not None:
+        tenant = tenant_of(request)
+        reading = front.role.node.read(
+            generation.prompts,
+            request.headers.get("authorization"),
+            generation.plan.cache_salt.removeprefix(tenant).decode(),
+        )
+        try:
+            await unless_client_leaves(request.receive, reading)
+        except ClientLeft:
+            record.client_left = True
+            return Response(status_code=499)  # nobody reads it
     front.running.check_open()
     client = front.engines.choose(generation.prompts[0], generation.plan.cache_salt)
-    record.answer_id = generation.answer_id
     answer = Answer(
         client,
         front.engines,

@@ -28,6 +28,7 @@ from services.decoder.front.collector import EngineCollector, EnginesCollector
 from services.decoder.front.engines import EngineCommand, Engines
 from services.decoder.front.listener import listen, url_of
 from services.decoder.front.request_metrics import RequestMetrics
+from services.decoder.front.role import role_of
 from services.decoder.front.running import Running
 from services.decoder.front.state import FrontState
 from services.decoder.front.text.chat import ChatTemplate
@@ -61,6 +62,12 @@ def run_front(settings: DecoderSettings, engine_command: EngineCommand) -> int:
     """
     tokenizer = TextTokenizer.from_directory(settings.model)
     template = ChatTemplate.from_directory(settings.model)
+    if settings.store_access == "remote":
+        _log.warning(
+            "store_access_remote kvstore=%s effect=%r",
+            settings.kvstore,
+            "every miss is asked for over the network: the same answers, slower",
+        )
     listener = listen(settings.host, settings.port)
     directory = Path(tempfile.mkdtemp(prefix="hotset-"))  # mode 0700
     try:
@@ -89,16 +96,18 @@ class _Life:
         registry = CollectorRegistry()
         collector = EnginesCollector([EngineCollector(one) for one in engines.supervisors])
         registry.register(collector)
+        model = settings.served_model_name or settings.model.resolve().name
         self._front = FrontState(
-            model=settings.served_model_name or settings.model.resolve().name,
+            model=model,
             created=int(time.time()),
             restart_seconds=settings.restart_seconds,
             tokenizer=tokenizer,
             template=template,
             engines=engines,
             running=Running(),
-            metrics=RequestMetrics(registry),
+            metrics=RequestMetrics(registry, range(len(engines.supervisors))),
             collector=collector,
+            role=role_of(settings, model),
         )
         app = build_app(
             self._front, registry, api_keys=settings.api_keys, max_body_bytes=settings.max_body_bytes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fastapi import FastAPI, Request
 from hotset.v1 import engine_pb2
@@ -12,6 +12,7 @@ from services.decoder.front.collector import EnginesCollector
 from services.decoder.front.engines import Engines
 from services.decoder.front.errors import ModelNotFound
 from services.decoder.front.request_metrics import RequestMetrics
+from services.decoder.front.role import Role
 from services.decoder.front.running import Running
 from services.decoder.front.text.chat import ChatTemplate
 from services.decoder.front.text.tokenizer import TextTokenizer
@@ -37,6 +38,7 @@ class FrontState:
     running: Running
     metrics: RequestMetrics
     collector: EnginesCollector
+    role: Role = field(default_factory=Role)
 
     def check_model(self, name: str | None) -> None:
         """Refuse a request for a model that is not served here; None stands for the one that is.

@@ -154,7 +154,7 @@ class Supervisor:
         """
         socket = self._directory / f"engine{self.index}-{self.restarts}.sock"
         process = self._process = await EngineProcess.start(self._command(socket))
-        client = EngineClient(socket)
+        client = EngineClient(socket, self.index)
         ended = asyncio.get_running_loop().create_task(process.wait())
         try:
             await self._until_serving(process, client, ended)

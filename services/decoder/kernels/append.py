@@ -25,15 +25,18 @@ def make_records(key: Tensor, value: Tensor, groups: int) -> Tensor:
     return torch.cat(sides, dim=1)
 
 
-def append(records: Tensor, pool: Tensor, pool_index: Tensor, arena: Tensor, arena_index: Tensor) -> None:
-    """Write each record to the device and to the arena.
+def append(
+    records: Tensor, pool: Tensor, pool_index: Tensor, arena: Tensor | None, arena_index: Tensor
+) -> None:
+    """Write each record to the device and, where it is in reach, to the arena.
 
     Args:
         records: [n, record elements].
         pool: [pool slots * block_tokens, record elements].
         pool_index: [n] int64 record positions in `pool`.
-        arena: [host blocks * block_tokens, record elements].
+        arena: [host blocks * block_tokens, record elements], or None.
         arena_index: [n] int64 record positions in `arena`.
     """
     pool.index_copy_(0, pool_index, records)
-    arena.index_copy_(0, arena_index, records)
+    if arena is not None:
+        arena.index_copy_(0, arena_index, records)

@@ -17,7 +17,9 @@ class BlockBounds(NamedTuple):
     """One layer's bounds, both [pages, blocks a page, kv_heads, 2 * head_dim]."""
 
     device: Tensor  # by device page: what select reads
-    arena: Tensor  # by host page: full blocks' bounds, for whoever takes the page over
+    arena: (
+        Tensor | None
+    )  # by host page: full blocks' bounds, for whoever takes the page over; None: out of reach
 
 
 def append_bounds(bounds: Tensor, key: Tensor, block: Tensor, fresh: Tensor | None) -> None:

@@ -21,13 +21,13 @@ class LatentKernels(Protocol):
     Index keys are [device pages * page_tokens, index_dim]; all rows' lie among one another.
     """
 
-    def observe(self, batch: DecodeBatch, keys: Tensor, arena: Tensor, key: Tensor) -> None:
+    def observe(self, batch: DecodeBatch, keys: Tensor, arena: Tensor | None, key: Tensor) -> None:
         """Write each row's new index key.
 
         Args:
             batch: the step's rows.
             keys: the layer's index keys.
-            arena: [host pages * page_tokens, index_dim], the layer's in the arena.
+            arena: [host pages * page_tokens, index_dim], its arena's; None where that is out of reach.
             key: [R, index_dim].
         """
 

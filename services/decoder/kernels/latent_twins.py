@@ -18,10 +18,11 @@ from services.decoder.kernels.decode_batch import DecodeBatch
 class LatentTwins:
     """Implements LatentKernels."""
 
-    def observe(self, batch: DecodeBatch, keys: Tensor, arena: Tensor, key: Tensor) -> None:
-        """Both sides."""
+    def observe(self, batch: DecodeBatch, keys: Tensor, arena: Tensor | None, key: Tensor) -> None:
+        """Both sides, where both are in reach."""
         keys.index_copy_(0, batch.index_block, key)
-        arena.index_copy_(0, batch.host_index_block, key)
+        if arena is not None:
+            arena.index_copy_(0, batch.host_index_block, key)
 
     def choose(self, batch: DecodeBatch, keys: Tensor, index: IndexQuery, top_k: int) -> Tensor:
         """kernels/choose_tokens.py, row by row; best first."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from services.decoder.kernels.count import count
 from services.decoder.kernels.counter import Counter
 from services.decoder.kernels.lru import Assignment
 from services.decoder.kernels.step_kernels import LayerStore, MissPlan
@@ -32,14 +33,20 @@ def plan_of(found: Assignment, host_blocks: Tensor) -> MissPlan:
     return MissPlan(source, target, count.int())
 
 
+def fetches(plan: MissPlan) -> tuple[Tensor, Tensor]:
+    """What a plan names, without its padding: blocks of the arena and pool slots, both [misses] int64."""
+    wanted = torch.arange(plan.source.shape[1], device=plan.count.device) < plan.count.unsqueeze(1)
+    return plan.source[wanted].long(), plan.target[wanted].long()
+
+
 def replay(layer: LayerStore, plan: MissPlan) -> None:
-    """Fetch what the plan names from `layer.arena` into `layer.pool`; counts misses and bytes.
+    """Fetch what the plan names from `layer.arena`, which is in reach, into `layer.pool`; count it.
 
     What was chosen and hit is the anchor's to count.
     """
-    wanted = torch.arange(plan.source.shape[1], device=plan.count.device) < plan.count.unsqueeze(1)
-    source, target = plan.source[wanted].long(), plan.target[wanted].long()
+    assert layer.arena is not None, "whoever cannot reach it does not replay"
+    source, target = fetches(plan)
     layer.pool.index_copy_(0, target, layer.arena.index_select(0, source))
     misses = target.shape[0]
-    layer.counters[Counter.MISSES] += misses
-    layer.counters[Counter.FETCHED_BYTES] += misses * layer.pool.shape[1] * layer.pool.element_size()
+    fetched = misses * layer.pool.shape[1] * layer.pool.element_size()
+    count(layer.counters, {Counter.MISSES: misses, Counter.FETCHED_BYTES: fetched})

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from services.decoder.kernels.count import count
 from services.decoder.kernels.counter import Counter
 from services.decoder.kernels.lru import Assignment, assign
 from services.decoder.kernels.step_kernels import LayerStore
@@ -17,6 +18,8 @@ def resolve(
 ) -> Assignment:
     """Assign slots and copy the misses; when it returns, every returned slot holds its block.
 
+    Where the layer's arena is out of reach nothing is copied, and the caller brings what misses.
+
     Args:
         layer: the layer's tables and bytes.
         lanes: [n] int64, distinct.
@@ -26,13 +29,17 @@ def resolve(
     """
     result = assign(layer.tables, lanes, selected, open_block)
     misses = result.miss_block.shape[0]
-    if misses:
+    if misses and layer.arena is not None:
         source = host_blocks[result.miss_lane, result.miss_block]
         layer.pool.index_copy_(0, result.miss_slot, layer.arena.index_select(0, source))
-    counters = layer.counters
-    counters[Counter.CHOSEN] += result.hits + misses
-    counters[Counter.HITS] += result.hits
-    counters[Counter.MISSES] += misses
-    counters[Counter.EVICTIONS] += result.evictions
-    counters[Counter.FETCHED_BYTES] += misses * layer.pool.shape[1] * layer.pool.element_size()
+    count(
+        layer.counters,
+        {
+            Counter.CHOSEN: result.hits + misses,
+            Counter.HITS: result.hits,
+            Counter.MISSES: misses,
+            Counter.EVICTIONS: result.evictions,
+            Counter.FETCHED_BYTES: misses * layer.pool.shape[1] * layer.pool.element_size(),
+        },
+    )
     return result

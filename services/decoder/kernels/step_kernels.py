@@ -25,7 +25,8 @@ class LayerStore:
 
     tables: LaneTables
     pool: Tensor  # [pool slots, block elements]
-    arena: Tensor  # [host blocks, block elements], in the order of docs/records.md
+    # [host blocks, block elements], in the order of docs/records.md; None: kernels cannot reach it
+    arena: Tensor | None
     counters: Tensor  # [len(Counter)] int64
 
 
@@ -71,7 +72,8 @@ class StepKernels(Protocol):
             batch: the step's rows.
             layer: tables and bytes.
             selected: [L, top_k] int32 blocks, -1 = none.
-            followed: write the placement's plan, too.
+            followed: write the placement's plan, too; where there is no arena, the plan is all that is done
+                for what misses, and whoever called brings the bytes.
         """
 
     def replay(self, layer: LayerStore, plan: MissPlan, *, ahead: bool = False) -> None:
@@ -99,12 +101,12 @@ class StepKernels(Protocol):
         key: Tensor,
         value: Tensor,
         pool: Tensor,
-        arena: Tensor,
+        arena: Tensor | None,
         bounds: BlockBounds | None,
     ) -> None:
         """Write each row's new record to its open slot and, through, to the arena; widen the block's bounds.
 
-        Bounds of a block that this token fills are written through too.
+        Bounds of a block that this token fills are written through too. Without an arena nothing is.
 
         Args:
             batch: the step's rows.
@@ -112,7 +114,7 @@ class StepKernels(Protocol):
             key: [R, kv_heads, head_dim], after rope.
             value: [R, kv_heads, head_dim].
             pool: [pool slots, block elements].
-            arena: [host blocks, block elements].
+            arena: [host blocks, block elements], or None.
             bounds: the layer's, or None where none are kept.
         """
 

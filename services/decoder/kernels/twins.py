@@ -14,6 +14,7 @@ from services.decoder.kernels.append import append, make_records
 from services.decoder.kernels.attend import attend_slots
 from services.decoder.kernels.attend_part import Part, merge_parts
 from services.decoder.kernels.bounds import BlockBounds, append_bounds, fill_bounds
+from services.decoder.kernels.count import count
 from services.decoder.kernels.counter import Counter
 from services.decoder.kernels.decode_batch import DecodeBatch
 from services.decoder.kernels.gather_pages import gather_pages
@@ -58,8 +59,7 @@ class Twins:
         slots = blocks.gather(1, selected.long().clamp_min(0)).masked_fill_(absent, -1)
         open_slot = blocks.gather(1, batch.lane_open_block.unsqueeze(1)).squeeze(1)
         chosen = selected.numel() - int(torch.count_nonzero(absent))
-        counters[Counter.CHOSEN] += chosen
-        counters[Counter.HITS] += chosen
+        count(counters, {Counter.CHOSEN: chosen, Counter.HITS: chosen})
         return Placement(slots.int(), open_slot.int())
 
     def append(
@@ -69,7 +69,7 @@ class Twins:
         key: Tensor,
         value: Tensor,
         pool: Tensor,
-        arena: Tensor,
+        arena: Tensor | None,
         bounds: BlockBounds | None,
     ) -> None:
         """Records on both sides, then the bounds."""
@@ -82,13 +82,13 @@ class Twins:
             records,
             pool.view(-1, records.shape[1]),
             opened * batch.block_tokens + batch.lane_offset,
-            arena.view(-1, records.shape[1]),
+            None if arena is None else arena.view(-1, records.shape[1]),
             batch.host_record,
         )
         if bounds is not None:
             device = bounds.device.flatten(0, 1)
             append_bounds(device, key, batch.index_block, batch.fresh)
-            if batch.filled is not None:
+            if bounds.arena is not None and batch.filled is not None:
                 full = device.index_select(0, batch.index_block[batch.filled])
                 bounds.arena.flatten(0, 1).index_copy_(0, batch.host_index_block[batch.filled], full)
 

@@ -10,8 +10,10 @@ from __future__ import annotations
 import torch
 
 from services.decoder.kernels.bounds import BlockBounds
+from services.decoder.kernels.decode_batch import DecodeBatch
 from services.decoder.kv.arena_map import ArenaMap
 from services.decoder.kv.paged_index import PagedIndex
+from services.decoder.kv.remote_arena import RemoteArena
 from services.decoder.kv.shape import KvShape
 
 
@@ -19,27 +21,36 @@ class BoundsIndex(PagedIndex):
     """Bounds of the layers that Quest chooses in: the last ones."""
 
     def __init__(
-        self, arena: ArenaMap, shape: KvShape, device_pages: int, layers: int, device: torch.device
+        self,
+        arena: ArenaMap | RemoteArena,
+        shape: KvShape,
+        device_pages: int,
+        layers: int,
+        device: torch.device,
     ) -> None:
         """Allocate `device_pages` pages for each of the last `layers` layers."""
         last = range(shape.layers - layers, shape.layers)
         super().__init__(arena, shape, device_pages, last, device)
         self._block = (-1, shape.blocks_per_page, shape.kv_heads, 2 * shape.head_dim)
         self._shape = shape
-        block = (shape.block_tokens, 2, shape.heads, shape.head_dim)
-        records = (-1, shape.groups, shape.blocks_per_page, *block)
-        self._records = [arena.kv_blocks(layer).view(records) for layer in last]
 
     def layer(self, layer: int) -> BlockBounds:
         """Both sides of one of the model's layers."""
         device, arena = self.entries(layer)
-        return BlockBounds(device.view(self._block), arena.view(self._block))
+        return BlockBounds(device.view(self._block), None if arena is None else arena.view(self._block))
 
     def reopen(self, host_page: int, device_page: int, tokens: int) -> None:
         """Set the bounds of the block with the last of a row's `tokens` tokens, which is in these pages."""
-        page, block = divmod((tokens - 1) // self._shape.block_tokens, self._shape.blocks_per_page)
-        filled = tokens - (page * self._shape.blocks_per_page + block) * self._shape.block_tokens
-        for pool, records in zip(self.pool, self._records, strict=True):
-            key = records[host_page, :, block, :filled, 0].transpose(0, 1).flatten(1, 2)
+        shape = self._shape
+        page, block = divmod((tokens - 1) // shape.block_tokens, shape.blocks_per_page)
+        filled = tokens - (page * shape.blocks_per_page + block) * shape.block_tokens
+        for pool, records in zip(self.pool, self._path.records(host_page, block), strict=True):
+            sides = records.view(shape.groups, shape.block_tokens, 2, shape.heads, shape.head_dim)
+            key = sides[:, :filled, 0].transpose(0, 1).flatten(1, 2)
             bounds = torch.cat([key, -key], dim=2).amax(0)  # [kv_heads, 2 * head_dim]
             pool.view(self._block)[device_page, block] = bounds
+
+    def decoded(self, batch: DecodeBatch) -> None:
+        """Those of blocks that are full now."""
+        if self._path.entries(0) is None and batch.filled is not None:
+            self._write_entries(batch.index_block[batch.filled], batch.host_index_block[batch.filled])

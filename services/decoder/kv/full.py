@@ -21,6 +21,7 @@ from services.decoder.kv.arena_path import ArenaPath
 from services.decoder.kv.batch import PrefillChunk
 from services.decoder.kv.history import KeysValues, Window, window_runs
 from services.decoder.kv.hot_class import Resize
+from services.decoder.kv.miss_curve import MissCurve
 from services.decoder.kv.residence import SlotCount
 from services.decoder.kv.row_tables import RowTables
 from services.decoder.kv.shape import KvShape
@@ -53,6 +54,7 @@ class Full:
             for _ in range(shape.layers)
         ]
         self.counters = torch.zeros(shape.layers, len(Counter), dtype=torch.int64, device=device)
+        self.curve: MissCurve | None = None  # nothing is ever missed
 
     def seat(self, row: int, tokens: int) -> None:
         """Clear the rest of the open block, which was another's: attend multiplies it, if only by zero."""
@@ -129,6 +131,9 @@ class Full:
     def finish(self) -> None:
         """The arena has it all."""
         self._path.finish()
+
+    def settle(self) -> None:
+        """Nothing to do: it was written through at once."""
 
     def hot_slots(self) -> SlotCount:
         """There is no hot buffer."""

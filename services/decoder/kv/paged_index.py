@@ -1,8 +1,9 @@
 """A selector's index: pages on the device, always resident, and their copies in the arena's index plane.
 
 Knows pages on both sides and how large an entry is, one a block; not what a selector reads in it. DSA's index
-keys need no more than this: decode writes each one through as it comes, so that whoever takes a page over
-finds those of all its tokens. Quest's bounds (bounds_index.py) change until their block is full.
+keys need no more than this: decode writes each one through as it comes (where the arena is out of reach, with
+the others of its step), so that whoever takes a page over finds those of all its tokens. Quest's bounds
+(bounds_index.py) change until their block is full.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from services.decoder.kernels.decode_batch import DecodeBatch
 from services.decoder.kv.arena_map import ArenaMap
+from services.decoder.kv.index_path import index_path
+from services.decoder.kv.remote_arena import RemoteArena
 from services.decoder.kv.shape import KvShape
 
 
@@ -21,19 +25,24 @@ class Entries(NamedTuple):
     """One layer's entries, both [pages * blocks a page, entry elements]."""
 
     device: Tensor  # by device page: what select reads
-    arena: Tensor  # by host page
+    arena: Tensor | None  # by host page; None: out of reach
 
 
 class PagedIndex:
     """Entries of the layers that choose."""
 
     def __init__(
-        self, arena: ArenaMap, shape: KvShape, device_pages: int, layers: Sequence[int], device: torch.device
+        self,
+        arena: ArenaMap | RemoteArena,
+        shape: KvShape,
+        device_pages: int,
+        layers: Sequence[int],
+        device: torch.device,
     ) -> None:
         """Allocate `device_pages` pages for each of the model's `layers` that are named."""
         self._places = {layer: place for place, layer in enumerate(layers)}
         self._entry = shape.entry_elements
-        self._arena = [arena.index(layer) for layer in layers]
+        self._path = index_path(arena, shape, layers)
         self.pool = torch.zeros(
             len(layers), device_pages, shape.index_elements, dtype=shape.entry_dtype, device=device
         )
@@ -41,15 +50,15 @@ class PagedIndex:
     def entries(self, layer: int) -> Entries:
         """Both sides of one of the model's layers."""
         place = self._places[layer]
-        return Entries(self.pool[place].view(-1, self._entry), self._arena[place].view(-1, self._entry))
+        return Entries(self.pool[place].view(-1, self._entry), self._path.entries(place))
 
     def load(self, pages: Sequence[tuple[int, int]]) -> None:
         """Bring the entries of pages, given as (host page, device page), from the arena."""
         if not pages:
             return
         host, device = torch.tensor(pages, device=self.pool.device).unbind(1)
-        for pool, arena in zip(self.pool, self._arena, strict=True):
-            pool.index_copy_(0, device, arena.index_select(0, host))
+        for pool, found in zip(self.pool, self._path.read(host), strict=True):
+            pool.index_copy_(0, device, found)
 
     def reopen(self, host_page: int, device_page: int, tokens: int) -> None:
         """Mend the entry of the open block of a row of `tokens` tokens, just loaded: it is right already."""
@@ -59,5 +68,14 @@ class PagedIndex:
         if not pages:
             return
         host, device = torch.tensor(pages, device=self.pool.device).unbind(1)
-        for pool, arena in zip(self.pool, self._arena, strict=True):
-            arena.index_copy_(0, host, pool.index_select(0, device))
+        self._path.write(host, (pool.index_select(0, device) for pool in self.pool))
+
+    def decoded(self, batch: DecodeBatch) -> None:
+        """Decode rows have computed a token in every layer: write their entries, where nobody has yet."""
+        if self._path.entries(0) is None:
+            self._write_entries(batch.index_block, batch.host_index_block)
+
+    def _write_entries(self, device: Tensor, host: Tensor) -> None:
+        """[n] int64 entries on both sides."""
+        entries = (pool.view(-1, self._entry).index_select(0, device) for pool in self.pool)
+        self._path.write_entries(host, entries)

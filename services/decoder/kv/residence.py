@@ -16,6 +16,7 @@ from services.decoder.kernels.step_kernels import Placement
 from services.decoder.kv.batch import PrefillChunk
 from services.decoder.kv.history import KeysValues
 from services.decoder.kv.hot_class import Resize
+from services.decoder.kv.miss_curve import MissCurve
 
 
 class SlotCount(NamedTuple):
@@ -29,6 +30,7 @@ class Residence(Protocol):
     """Holds the KV of all rows. Calls come from the engine's loop alone."""
 
     counters: Tensor  # [layers, len(Counter)] int64, since start
+    curve: MissCurve | None  # of sampled choices; None where none are
 
     def seat(self, row: int, tokens: int) -> None:
         """Make `row` ready to decode after its prefill of `tokens` tokens; its tables are filled in."""
@@ -80,6 +82,12 @@ class Residence(Protocol):
 
     def finish(self) -> None:
         """The layers of the step's chunks are done."""
+
+    def settle(self) -> None:
+        """The step has computed all it will: what it wrote is in the arena, and others may read it.
+
+        Of a GPU: once the step is done there. Before that no page of the step is sealed, and no row seated.
+        """
 
     def hot_slots(self) -> SlotCount:
         """Hot slots there are, and how many lanes own."""

@@ -22,6 +22,7 @@ from services.decoder.kv.batch import PrefillChunk
 from services.decoder.kv.history import KeysValues
 from services.decoder.kv.hot_buffer import HotBuffer
 from services.decoder.kv.hot_class import Resize
+from services.decoder.kv.miss_curve import LaneChoice, MissCurve
 from services.decoder.kv.prefetch import Prefetch
 from services.decoder.kv.residence import SlotCount
 from services.decoder.kv.row_tables import RowTables
@@ -33,15 +34,21 @@ class Tiered:
     def __init__(
         self,
         kernels: StepKernels,
-        arena: ArenaMap,
+        arena: ArenaMap | None,
         hot: HotBuffer,
         tables: RowTables,
         path: ArenaPath,
+        curve: MissCurve | None = None,
         prefetch: Prefetch | None = None,
     ) -> None:
-        """With `prefetch`, layers that follow a choice get their misses as soon as it is placed."""
+        """Without an arena in reach, remote_tiered.py brings the bytes.
+
+        `curve` is told what its layers choose; it reads every choice on the host, so only on a CPU. With
+        `prefetch`, layers that follow a choice get their misses as soon as it is placed.
+        """
         shape = hot.shape
         self.hot = hot
+        self.curve = curve
         self._kernels = kernels
         self._shape = shape
         self._tables = tables
@@ -50,7 +57,12 @@ class Tiered:
         device = tables.host_pages.device
         self.counters = torch.zeros(shape.layers, len(Counter), dtype=torch.int64, device=device)
         self._layers = [
-            LayerStore(hot.tables[layer], hot.pools[layer], arena.kv_blocks(layer), self.counters[layer])
+            LayerStore(
+                hot.tables[layer],
+                hot.pools[layer],
+                None if arena is None else arena.kv_blocks(layer),
+                self.counters[layer],
+            )
             for layer in range(shape.layers)
         ]
 
@@ -63,8 +75,9 @@ class Tiered:
         page, in_page = divmod(opened, shape.blocks_per_page)
         pages = self._tables.host_pages[row : row + 1, page : page + 1]
         home = blocks_of(pages, shape.groups, shape.blocks_per_page)[0, :, in_page]
-        for store, opened_slots in zip(self._layers, self.hot.open_slots(row), strict=True):
-            block = store.arena.index_select(0, home).view(shape.groups, shape.block_tokens, -1)
+        places = zip(self._layers, self.hot.open_slots(row), self._open_blocks(home), strict=True)
+        for store, opened_slots, found in places:
+            block = found.view(shape.groups, shape.block_tokens, -1)
             block[:, filled:].zero_()  # whatever an earlier owner of the page left there
             store.pool.index_copy_(0, opened_slots, block.view(shape.groups, -1))
 
@@ -74,6 +87,8 @@ class Tiered:
     def leave(self, row: int) -> None:
         """Take the row's hot slots."""
         self.hot.leave(row)
+        if self.curve is not None:
+            self.curve.leave(row)
 
     def resize(self, resizes: Sequence[Resize]) -> None:
         """Of the hot buffer; bytes move on the device where a row shrinks."""
@@ -81,6 +96,8 @@ class Tiered:
 
     def resolve(self, layer: int, batch: DecodeBatch, selected: Tensor) -> Placement:
         """The resolve of DESIGN section 4."""
+        if self.curve is not None and layer in self.curve.layers:
+            self.curve.note(layer, self._choices(layer, batch, selected))
         followers = self._shape.followers(layer)
         placement = self._kernels.resolve(batch, self._layers[layer], selected, followed=bool(followers))
         if self._prefetch is not None and placement.plan is not None:
@@ -93,6 +110,15 @@ class Tiered:
                 }
             )
         return placement
+
+    def _choices(self, layer: int, batch: DecodeBatch, selected: Tensor) -> Iterator[LaneChoice]:
+        """What one group chose in each row: another group in each layer, and always the same one there."""
+        groups = self._shape.groups
+        chosen = selected.view(-1, groups, selected.shape[1])[:, layer % groups].numpy()
+        capacity = self._layers[layer].tables.capacity.index_select(0, batch.seats).tolist()
+        opened = batch.open_block.tolist()
+        for place, row in enumerate(batch.seats.tolist()):
+            yield LaneChoice(row, capacity[place], opened[place], chosen[place])
 
     def follow(self, layer: int, batch: DecodeBatch, selected: Tensor, anchor: Placement) -> Placement:
         """The anchor's slots, filled with this layer's bytes."""
@@ -136,6 +162,9 @@ class Tiered:
         """The arena has it all."""
         self._path.finish()
 
+    def settle(self) -> None:
+        """Nothing to do: it was written through at once."""
+
     def hot_slots(self) -> SlotCount:
         """Of the hot buffer."""
         return SlotCount(self.hot.slots_total, self.hot.slots_used)
@@ -143,3 +172,9 @@ class Tiered:
     def check_integrity(self) -> None:
         """The hot buffer's."""
         self.hot.check_integrity()
+
+    def _open_blocks(self, home: Tensor) -> Iterator[Tensor]:
+        """By layer, a copy of blocks `[groups]` int64 of the arena: [groups, block elements]."""
+        for store in self._layers:
+            assert store.arena is not None, "in reach"
+            yield store.arena.index_select(0, home)

@@ -48,8 +48,9 @@ class GpuLatentKernels:
         self._arrived = torch.zeros(arrivals, dtype=torch.int32, device=device)
         self._known: dict[object, object] = {}
 
-    def observe(self, batch: DecodeBatch, keys: Tensor, arena: Tensor, key: Tensor) -> None:
+    def observe(self, batch: DecodeBatch, keys: Tensor, arena: Tensor | None, key: Tensor) -> None:
         """kernels/gpu/append_entry.cu."""
+        assert arena is not None, "a GPU maps the arena"
         shape = self._same(AppendEntryShape(key.shape[1] * key.element_size(), batch.blocks_per_page))
         call = AppendEntryCall(
             key=key.contiguous(),

@@ -103,7 +103,7 @@ class GpuKernels:
             seats=batch.seats,
             real_rows=batch.real_rows,
             host_pages=batch.host_pages,
-            arena_pointer=layer.arena.data_ptr(),
+            arena_pointer=_reached(layer.arena).data_ptr(),
             pool=layer.pool,
             counters=layer.counters,
             slots=placement.slots,
@@ -121,7 +121,7 @@ class GpuKernels:
         """kernels/gpu/replay.cu."""
         block_bytes = layer.pool.shape[1] * layer.pool.element_size()
         shape = self._same(ReplayShape(block_bytes, skip_io=self._skip_io, ahead=ahead))
-        arena = layer.arena.data_ptr()
+        arena = _reached(layer.arena).data_ptr()
         clock = None if ahead else self._waited_until
         call = ReplayCall(plan, arena, layer.pool, layer.counters, waited_until=clock)
         call.check(shape)
@@ -154,7 +154,7 @@ class GpuKernels:
         key: Tensor,
         value: Tensor,
         pool: Tensor,
-        arena: Tensor,
+        arena: Tensor | None,
         bounds: BlockBounds | None,
     ) -> None:
         """kernels/gpu/append.cu."""
@@ -180,9 +180,9 @@ class GpuKernels:
             host_pages=batch.host_pages,
             device_pages=batch.device_pages,
             pool=pool,
-            arena_pointer=arena.data_ptr(),
+            arena_pointer=_reached(arena).data_ptr(),
             bounds=None if bounds is None else bounds.device,
-            arena_bounds_pointer=0 if bounds is None else bounds.arena.data_ptr(),
+            arena_bounds_pointer=0 if bounds is None else _reached(bounds.arena).data_ptr(),
         )
         call.check(shape)
         call.launch(shape)
@@ -273,6 +273,12 @@ def _whole_tokens(side: Tensor) -> Tensor:
 def _sides(value: Tensor) -> int:
     """Of a record: values without numbers are none."""
     return 2 if value.shape[2] else 1
+
+
+def _reached(arena: Tensor | None) -> Tensor:
+    """Memory that the GPU reaches itself; without it kernels cannot do these operations."""
+    assert arena is not None, "a GPU maps the arena"
+    return arena
 
 
 def _placement(selected: Tensor) -> Placement:
