@@ -52,7 +52,6 @@ REFUSED: dict[str, tuple[dict[str, object], str]] = {
     ),
     "blocks": ({"block_tokens": 16}, "--block-tokens 16"),
     "dense layers": ({"dense_layers": 2}, "--dense-layers 2"),
-    "a GPU": ({"device": "cuda:0"}, "served on a CPU only so far; run with --device cpu"),
 }
 
 
