@@ -51,7 +51,7 @@ def test_flags_and_targets_exist(document: Path) -> None:
     }
     flags |= {
         f"--no-{name.replace('_', '-')}"
-        for kind in (DecoderSettings, KvStoreSettings)
+        for kind in (ServeSettings, KvStoreSettings)
         for name, field in kind.model_fields.items()
         if field.annotation is bool
     }

@@ -93,7 +93,9 @@ def assemble(
     index: PagedIndex | None
     heart: Heart | LatentHeart | BlockHeart
     if latent_kernels is not None:
-        index, heart = latent_heart(plan, arena, device, kernels, latent_kernels, residence, writer, wrap_tokens)
+        index, heart = latent_heart(
+            plan, arena, device, kernels, latent_kernels, residence, writer, wrap_tokens
+        )
     elif model.spec.blocks is not None:
         heart, index = block_heart(plan, model.spec.blocks, arena, kernels, residence, writer, device)
     else:
@@ -126,7 +128,6 @@ def _quest_heart(
 ) -> tuple[PagedIndex | None, Heart]:
     """Of a model whose selector is ours to choose."""
     shape, bounds = plan.shape, None
->>>>>>> dsagpu
     if plan.sparse_layers:
         bounds = BoundsIndex(arena, shape, plan.device_pages, plan.sparse_layers, device)
     dense = shape.layers - plan.sparse_layers
