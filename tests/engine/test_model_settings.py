@@ -64,7 +64,7 @@ def test_what_the_model_does_not_do_is_refused(path: Path, name: str) -> None:
 
 def test_a_model_without_an_indexer_cannot_choose_by_it(tmp_path: Path) -> None:
     spec = ModelSpec.read(checkpoints.save(tmp_path, "llama"))
-    with pytest.raises(SetupError, match="--selector dsa: a llama model has no indexer"):
+    with pytest.raises(SetupError, match="--selector dsa: a llama model does not choose"):
         settings_for(settings(tmp_path, selector="dsa"), spec)
 
 
