@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +11,13 @@ from typing import Any
 import pytest
 
 from tests.clients.environments import client, environment, node_path
+from tests.clients.process import run
 from tests.clients.twin import MAX_TOKENS, MODEL, PROMPT, STOP, Twin, asked, chat, post
 from tests.front.real import Service
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]  # the first run installs
 
 PROGRAMS = Path(__file__).parent / "programs"
-CLIENT_SECONDS = 600
 EVERYONE = {"chat", "finish", "usage", "pieces", "streamed_usage", "stopped", "wrong_model", "tools"}
 COMPLETES = {"completion", "completion_pieces"}
 EXPLAINS = {"logprobs", "likeliest"}
@@ -74,22 +73,6 @@ CLIENTS = [
 ]
 
 
-def run(command: Sequence[str], variables: dict[str, str], directory: Path, **rest: Any) -> str:
-    """What a client's program prints."""
-    done = subprocess.run(
-        command,
-        env=variables,
-        cwd=directory,
-        capture_output=True,
-        text=True,
-        timeout=CLIENT_SECONDS,
-        check=False,
-        **rest,
-    )
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-    return done.stdout
-
-
 def seen_by(one: Client, service: Service, home: Path) -> dict[str, Any]:
     program = PROGRAMS / one.program
     order = json.dumps(asked(service.url))
@@ -97,9 +80,7 @@ def seen_by(one: Client, service: Service, home: Path) -> dict[str, Any]:
     if program.suffix == ".mjs":
         # From standard input a program finds packages where it runs, and needs no copy there.
         variables = environment(home, {"PATH": node_path()})
-        said = run(
-            ["node", "--input-type=module", "-", order], variables, packages, input=program.read_text()
-        )
+        said = run(["node", "--input-type=module", "-", order], variables, packages, program.read_text())
     else:
         variables = environment(home, {"LITELLM_LOCAL_MODEL_COST_MAP": "True"})  # no look at the network
         said = run([str(packages / "bin/python"), str(program), order], variables, home)
@@ -155,17 +136,14 @@ def check_pieces(pieces: Sequence[str], whole: str) -> None:
 
 
 def test_the_llm_command(service: Service, twin: Twin, tmp_path: Path) -> None:
-    known = [
-        ("hotset", MODEL, "supports_tools"),
-        ("hotset-text", MODEL, "completion"),
-        ("another", "another", ""),
-    ]
-    (tmp_path / "extra-openai-models.yaml").write_text(
-        "".join(
-            f"- {{model_id: {name}, model_name: {model}, api_base: '{service.url}/v1'{more and f', {more}: true'}}}\n"
-            for name, model, more in known
-        )
-    )
+    known: dict[str, dict[str, Any]] = {
+        "hotset": {"model_name": MODEL, "supports_tools": True},
+        "hotset-text": {"model_name": MODEL, "completion": True},
+        "another": {"model_name": "another"},
+    }
+    server = {"api_base": f"{service.url}/v1"}
+    entries = [{"model_id": name} | server | told for name, told in known.items()]
+    (tmp_path / "extra-openai-models.yaml").write_text(json.dumps(entries))  # JSON is YAML
     variables = environment(tmp_path, {"LLM_USER_PATH": str(tmp_path)})
     program = str(client("llm") / "bin/llm")
     greedy = ("-o", "temperature", "0", "-o", "max_tokens", str(MAX_TOKENS))
@@ -175,17 +153,7 @@ def test_the_llm_command(service: Service, twin: Twin, tmp_path: Path) -> None:
         return run([program, *words], variables, tmp_path)
 
     def failure(*words: str) -> str:
-        done = subprocess.run(
-            [program, *words],
-            env=variables,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=False,
-        )
-        assert done.returncode == 1, done.stdout
-        return done.stderr
+        return run([program, *words], variables, tmp_path, status=1)
 
     assert {"hotset", "hotset-text"} <= {line.split(": ")[-1] for line in llm("models").splitlines()}
     for more in ((), ("--no-stream",)):

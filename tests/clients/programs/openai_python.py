@@ -52,7 +52,7 @@ def main() -> None:
         client.chat.completions.create(**chat | {"model": "another"})
     except openai.NotFoundError as error:
         seen["wrong_model"] = [type(error).__name__, error.status_code, str(error)]
-    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+    tool: Any = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
     try:
         client.chat.completions.create(**chat, tools=[tool])
     except openai.BadRequestError as error:
