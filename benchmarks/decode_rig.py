@@ -173,13 +173,13 @@ def engine_in_mid_answer(
         prompt = [(7 * number + i) % vocabulary for i in range(context)]
         engine.scheduler.submit([Sequence(str(number), 0, prompt, Sampling(), 0, ANSWER_TOKENS)])
     while any(sequence.is_prefilling for sequence in engine.scheduler.running) or engine.scheduler.waiting:
-        _pretend(engine)
+        pretend(engine)
     trace.rewind()
     torch.cuda.synchronize()
     return engine
 
 
-def _pretend(engine: OfflineEngine) -> None:
+def pretend(engine: OfflineEngine) -> None:
     """A prefill step in which nothing is computed."""
     plan, runner = engine.scheduler.plan(), engine.runner
     runner.residence.resize(plan.resizes)

@@ -127,6 +127,16 @@ class DecoderSettings(ServiceSettings):
     decode_graphs: bool = Field(
         True, description="on a GPU, replay decode steps as captured CUDA graphs; off: launch by launch"
     )
+    index_dtype: Literal["auto", "float8"] = Field(
+        "auto",
+        description="of the index keys of models with an indexer of their own; auto: as the weights, float8: "
+        "turned and in eight bits with a scale, about half the memory and a choice that differs a little",
+    )
+    prefetch: bool = Field(
+        True,
+        description="layers that reuse another one's choice fetch their misses ahead of their turn; off: in "
+        "their turn",
+    )
     probe_no_io: bool = Field(
         False,
         description="benchmark probe on a GPU: resolve moves no bytes, so every answer is WRONG",

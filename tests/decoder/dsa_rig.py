@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from services.decoder.engine.assembly import WrapTokens
+from services.decoder.engine.latent_assembly import WrapTokens
 from services.decoder.engine.offline import OfflineEngine
 from services.decoder.engine.sequence import Sampling, Sequence
 from services.decoder.models.causal_lm import CausalLM

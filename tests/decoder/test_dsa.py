@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from pathlib import Path
 
 import pytest
@@ -54,10 +55,12 @@ def theirs(path: Path, prompt: list[int], tokens: int) -> tuple[list[int], Choic
             indexer.register_forward_hook(lambda *call, layer=layer: note(layer, *call))
     answer: list[int] = []
     cache, fed = None, prompt
+    # The name that it had before transformers 5.24.
+    name = "cache" if "cache" in signature(model.forward).parameters else "past_key_values"
     with torch.inference_mode():
         while len(answer) < tokens:
-            out = model(torch.tensor([fed]), cache=cache, use_cache=True)
-            cache = out.cache
+            out = model(torch.tensor([fed]), use_cache=True, **{name: cache})
+            cache = out[name]
             at += len(fed)
             fed = [int(out.logits[0, -1].argmax())]
             answer += fed

@@ -69,6 +69,26 @@ def test_tiered_equals_full_in_bf16(path: Path) -> None:
     check_tiered_is_full(CausalLM(spec, torch.bfloat16, torch.device("cpu")), 3, 24)
 
 
+def test_index_keys_in_eight_bits_come_back_too(model: CausalLM) -> None:
+    """`tiered` is `full`, and what is loaded with a found prefix is what was there."""
+    coded: dict[str, object] = {"index_dtype": "float8", "hot_tokens": 0, "max_rows": 1}
+    answers: dict[str, list[list[int]]] = {}
+    for mode in ("full", "tiered"):
+        engine = engine_of(model, kv_mode=mode, **coded)
+        answers[mode] = []
+        for name in ("first", "again"):
+            one = ask(name, PROMPT, TOKENS)
+            watch = Watch(engine, one, poison=True)
+            engine.generate([one])
+            assert watch.loads == (name == "again")
+            answers[mode].append(one.generated)
+        keys = len(engine.plan.index_layers) * engine.plan.device_pages * 64
+        assert engine.plan.index_bytes == keys * (32 + 16)
+        check(engine)
+    assert answers["full"] == answers["tiered"]
+    assert answers["full"][0] == answers["full"][1]
+
+
 @pytest.mark.parametrize("mode", ["tiered", "full"])
 def test_a_found_prefix_gives_the_same_tokens(model: CausalLM, mode: str) -> None:
     """Of a prompt, and of an answer: index keys of both come back with the records."""

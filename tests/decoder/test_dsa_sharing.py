@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from functools import partial
+
 import pytest
 import torch
 
@@ -9,6 +12,7 @@ from services.decoder.engine.offline import OfflineEngine
 from services.decoder.kernels.counter import Counter
 from services.decoder.kernels.decode_batch import DecodeBatch
 from services.decoder.kernels.step_kernels import MissPlan, Placement
+from services.decoder.kv.prefetch import AtOnce
 from services.decoder.kv.tiered import Tiered
 from services.decoder.models.causal_lm import CausalLM
 from services.decoder.models.spec import ModelSpec
@@ -17,8 +21,13 @@ from tests.decoder.dsa_rig import ask, check, engine_of, prompt_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
+Fetch = partial[None]
 PROMPT = prompt_of(120)
 TOKENS = 24
+
+
+def idle() -> None:
+    """A fetch that is left out."""
 
 
 @pytest.fixture(scope="module")
@@ -97,4 +106,36 @@ def test_a_plan_replayed_wrongly_is_caught(
         return follow(self, layer, batch, selected, anchor)
 
     monkeypatch.setattr(Tiered, "follow", wrong)
-    assert answer(engine_of(model, max_rows=1)) != expected
+    assert answer(engine_of(model, max_rows=1, prefetch=False)) != expected
+
+
+@pytest.mark.parametrize("fault", ["of a wrong layer", "before its anchor has resolved", "not at all"])
+def test_a_plan_prefetched_wrongly_is_caught(
+    model: CausalLM, expected: list[int], monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    engine = engine_of(model, max_rows=1)
+    last: dict[int, Fetch] = {}  # by follower, as they were ordered
+    start = AtOnce.start
+
+    def wrong(self: AtOnce, work: Mapping[int, Fetch]) -> None:
+        own: dict[int, Callable[[], None]] = dict(work)
+        if 3 in work:
+            wanted = {"of a wrong layer": last[1], "before its anchor has resolved": last.get(3)}.get(fault)
+            # A fetch names its layer and its plan; only the plan is another's.
+            fetch = work[3]
+            own[3] = partial(fetch.func, fetch.args[0], wanted.args[1], ahead=True) if wanted else idle
+        last.update(work)
+        start(self, own)
+
+    monkeypatch.setattr(AtOnce, "start", wrong)
+    assert answer(engine) != expected
+
+
+def test_misses_fetched_ahead_and_in_turn_are_the_same(model: CausalLM, expected: list[int]) -> None:
+    for prefetch in (True, False):
+        engine = engine_of(model, max_rows=1, prefetch=prefetch)
+        assert answer(engine) == expected
+        counters = engine.counters()
+        assert torch.equal(counters[0::2, Counter.MISSES], counters[1::2, Counter.MISSES])
+        waited = counters[1::2, Counter.NANOSECONDS] > 0
+        assert bool(waited.all()) != prefetch, "only a fetch in its turn is waited for"

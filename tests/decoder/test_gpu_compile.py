@@ -9,8 +9,9 @@ import torch
 
 from services.contract.errors import SetupError
 from services.decoder.kernels.gpu.append import AppendShape
+from services.decoder.kernels.gpu.append_entry import AppendEntryShape
 from services.decoder.kernels.gpu.attend import AttendShape
-from services.decoder.kernels.gpu.attend_latent import AttendLatentShape
+from services.decoder.kernels.gpu.attend_latent import AttendLatentShape, PlainLatentShape
 from services.decoder.kernels.gpu.compile import compile_kernel
 from services.decoder.kernels.gpu.fill_bounds import FillBoundsShape
 from services.decoder.kernels.gpu.gather_pages import GatherPagesShape
@@ -18,10 +19,12 @@ from services.decoder.kernels.gpu.linear import LinearShape
 from services.decoder.kernels.gpu.locate import LocateShape
 from services.decoder.kernels.gpu.merge_parts import MergePartsShape
 from services.decoder.kernels.gpu.norm import NormShape
+from services.decoder.kernels.gpu.pick_tokens import PickShape
 from services.decoder.kernels.gpu.replay import ReplayShape
 from services.decoder.kernels.gpu.resolve import ResolveShape
 from services.decoder.kernels.gpu.rope import RopeShape
 from services.decoder.kernels.gpu.sample import SampleShape
+from services.decoder.kernels.gpu.score_tokens import ScoreShape
 from services.decoder.kernels.gpu.select import SelectShape
 from services.decoder.kernels.gpu.swiglu import SwigluShape
 from services.decoder.kernels.gpu.write_run import WriteRunShape
@@ -59,6 +62,33 @@ def test_attend_compiles(arch: str, head_dim: int) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         shape = AttendShape(head_dim, group_size=4, block_tokens=16, dtype=dtype)
         assert compile_kernel(shape.source, shape.defines, arch)[:4] == b"\x7fELF"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("arch", CLUSTERS)
+def test_what_models_with_an_indexer_launch_compiles(arch: str, dtype: torch.dtype) -> None:
+    score = ScoreShape(dim=128, heads=32, top_k=2048, page_tokens=64, dtype=dtype)
+    assert score.products == (dtype != torch.float32)
+    assert compile_kernel(score.source, score.defines, arch)[:4] == b"\x7fELF"
+    coded = ScoreShape(128, 32, 2048, 64, torch.float16, coded=True)
+    assert compile_kernel(coded.source, coded.defines, arch)[:4] == b"\x7fELF"
+    assert compile_kernel("pick_tokens", PickShape(2048).defines, arch)[:4] == b"\x7fELF"
+    entry = AppendEntryShape(128 * dtype.itemsize, 64)
+    assert compile_kernel("append_entry", entry.defines, arch)[:4] == b"\x7fELF"
+    plain = PlainLatentShape(32, 16, 1, dtype, 512)
+    assert compile_kernel("attend_latent_plain", plain.defines, arch)[:4] == b"\x7fELF"
+    append = AppendShape(48, 1, 1, 1, 64, dtype, sides=1)
+    assert compile_kernel("append", append.defines, arch)[:4] == b"\x7fELF"
+    pages = WriteRunShape(1, 1, 48 * dtype.itemsize, 64, sides=1)
+    assert compile_kernel("write_run", pages.defines, arch)[:4] == b"\x7fELF"
+
+
+@pytest.mark.parametrize(("latent", "heads"), [(512, 64), (128, 4)])
+@pytest.mark.parametrize("arch", CLUSTERS)
+def test_prefills_attend_latent_compiles(arch: str, latent: int, heads: int) -> None:
+    assert AttendLatentShape.takes(latent, 64, torch.bfloat16)
+    shape = AttendLatentShape.fitting(latent, 64, heads, 1, torch.bfloat16, 1)
+    assert compile_kernel("attend_latent", shape.defines, arch)[:4] == b"\x7fELF"
 
 
 @pytest.mark.parametrize("heads", [16, 32, 128])

@@ -89,3 +89,13 @@ def test_a_lane_that_chooses_nothing_is_no_choice() -> None:
     curve = MissCurve([0])
     curve.note(0, [LaneChoice(0, 17, 3000, np.full(8, -1, np.int32))])
     assert (curve.chosen, sum(curve.misses)) == (0, 0)
+
+
+@pytest.mark.parametrize("capacity", [1, 2, 3])
+def test_half_of_a_slot_holds_nothing_but_the_open_block(capacity: int) -> None:
+    """A row of one block owns one slot."""
+    curve = MissCurve([0])
+    for block in (0, 1, 0, 1, 1):
+        curve.note(0, [LaneChoice(0, capacity, 1, np.array([block, 1, -1], np.int32))])
+    assert curve.chosen == 7, "two blocks where the other one was chosen"
+    assert curve.misses == [2, 2 if capacity == 1 else 1, 1, 1]

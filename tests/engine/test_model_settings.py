@@ -52,7 +52,6 @@ REFUSED: dict[str, tuple[dict[str, object], str]] = {
     ),
     "blocks": ({"block_tokens": 16}, "--block-tokens 16"),
     "dense layers": ({"dense_layers": 2}, "--dense-layers 2"),
-    "a GPU": ({"device": "cuda:0"}, "served on a CPU only so far; run with --device cpu"),
 }
 
 
@@ -65,7 +64,7 @@ def test_what_the_model_does_not_do_is_refused(path: Path, name: str) -> None:
 
 def test_a_model_without_an_indexer_cannot_choose_by_it(tmp_path: Path) -> None:
     spec = ModelSpec.read(checkpoints.save(tmp_path, "llama"))
-    with pytest.raises(SetupError, match="--selector dsa: a llama model has no indexer"):
+    with pytest.raises(SetupError, match="--selector dsa: a llama model does not choose"):
         settings_for(settings(tmp_path, selector="dsa"), spec)
 
 

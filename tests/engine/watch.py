@@ -29,7 +29,8 @@ class Watch:
             for layer in range(self.engine.plan.shape.layers):
                 residence.pool(layer).fill_(float("nan"))
             if index is not None:
-                index.pool.fill_(float("nan"))
+                # In eight bits, no number either.
+                index.pool.fill_(float("nan") if index.pool.is_floating_point() else 255)
         if self.of.host_pages:
             self._pages = [page.page for page in self.of.host_pages]
 

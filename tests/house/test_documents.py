@@ -50,6 +50,12 @@ def test_flags_and_targets_exist(document: Path) -> None:
         for name in kind.model_fields
     }
     flags |= {
+        f"--no-{name.replace('_', '-')}"
+        for kind in (ServeSettings, KvStoreSettings)
+        for name, field in kind.model_fields.items()
+        if field.annotation is bool
+    }
+    flags |= {
         "--build",
         "--cache-dir",
         "--extra-index-url",

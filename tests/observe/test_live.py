@@ -153,12 +153,12 @@ def test_every_scrape_adds_up(seen: Seen) -> None:
     chosen, hits, misses = column("chosen"), column("hits"), column("misses")
     fetched = column("fetched_bytes")
     block_bytes = _block_bytes(seen.model)
-    assert len(chosen) > 20
+    assert len(chosen) > 5
     assert chosen.keys() == hits.keys() == misses.keys() == fetched.keys()
     for at in chosen:
         assert hits[at] + misses[at] == chosen[at], at
         assert fetched[at] == misses[at] * block_bytes, at
-    assert len({misses[at] for at in misses}) > 10
+    assert len({misses[at] for at in misses}) > 3
 
 
 def test_exposed_fetch_time_is_resolves_own(seen: Seen) -> None:

@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 
 from services.decoder.attention.selector import TokenSelector
-from services.decoder.kernels.attend_chosen import attend_chosen
-from services.decoder.kernels.attend_latent import attend_latent
 from services.decoder.kernels.attend_part import Part
 from services.decoder.kernels.choose_tokens import IndexQuery
 from services.decoder.kernels.decode_batch import DecodeBatch
+from services.decoder.kernels.latent_kernels import LatentKernels
 from services.decoder.kernels.step_kernels import Placement, StepKernels
 from services.decoder.kv.batch import PrefillChunk
 from services.decoder.kv.residence import Residence
@@ -49,12 +48,14 @@ class LatentHeart:
     def __init__(
         self,
         kernels: StepKernels,
+        latent_kernels: LatentKernels,
         shape: KvShape,
         residence: Residence,
         selectors: Mapping[int, TokenSelector],
     ) -> None:
         """Layers without an entry in `selectors` follow the choice of one before them."""
         self._kernels = kernels
+        self._latent_kernels = latent_kernels
         self._shape = shape
         self._residence = residence
         self._selectors = dict(selectors)
@@ -92,7 +93,8 @@ class LatentHeart:
             placement = residence.follow(layer, batch, selected, index.placement)
         residence.append(layer, batch, placement, *_sides(record), None)
         pool, latent = residence.pool(layer), self._shape.latent
-        out = attend_latent(query, pool, placement.slots, selected, batch.lane_length, scaling, latent)
+        slots = placement.slots
+        out = self._latent_kernels.attend(batch, query, pool, slots, selected, scaling, latent)
         return out, DecodeChoice(selected, placement)
 
     def prefill(
@@ -118,6 +120,7 @@ class LatentHeart:
             [tokens, heads, latent], and the choice: [tokens, top_k] int32 tokens, -1 = none.
         """
         residence, latent = self._residence, self._shape.latent
+        attend_chosen = self._latent_kernels.attend_chosen
         if isinstance(index, IndexInput):
             selector = self._selectors[layer]
             selector.fill(chunk, index.key)

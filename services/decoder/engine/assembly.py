@@ -11,23 +11,24 @@ from collections.abc import Callable
 import torch
 
 from services.contract.errors import SetupError
-from services.decoder.attention.dsa import Dsa
+from services.decoder.attention.block_heart import BlockHeart
 from services.decoder.attention.everything import Everything
 from services.decoder.attention.heart import Heart
 from services.decoder.attention.latent_heart import LatentHeart
 from services.decoder.attention.quest import Quest
-from services.decoder.attention.recorder import Recorded, RecordedTokens
+from services.decoder.attention.recorder import Recorded
 from services.decoder.attention.selection_file import FileHeader, SelectionWriter
-from services.decoder.attention.selector import Selector, TokenSelector
+from services.decoder.attention.selector import Selector
 from services.decoder.engine.block_assembly import block_heart
 from services.decoder.engine.capacity_book import CapacityBook
 from services.decoder.engine.decode_graphs import DecodeGraphs
 from services.decoder.engine.device_sampler import DeviceSampler
 from services.decoder.engine.draw import DeviceDraw, HostDraw
+from services.decoder.engine.latent_assembly import WrapTokens, latent_heart, latent_kernels_of
 from services.decoder.engine.limits import Limits
 from services.decoder.engine.memory_plan import MemoryPlan
 from services.decoder.engine.page_hash import PageHasher
-from services.decoder.engine.prefill_warm_up import warm_up_prefill
+from services.decoder.engine.prefill_warm_up import warm_up_latent_prefill, warm_up_prefill
 from services.decoder.engine.runner import Runner
 from services.decoder.engine.step_clock import StepClock
 from services.decoder.kernels.dense import DenseOps
@@ -41,6 +42,7 @@ from services.decoder.kv.history import Window
 from services.decoder.kv.hot_buffer import HotBuffer
 from services.decoder.kv.miss_curve import MissCurve
 from services.decoder.kv.paged_index import PagedIndex
+from services.decoder.kv.prefetch import AtOnce, Prefetch, SideStream
 from services.decoder.kv.remote_arena import RemoteArena
 from services.decoder.kv.remote_path import RemotePath
 from services.decoder.kv.remote_tiered import RemoteTiered
@@ -53,7 +55,6 @@ from services.decoder.settings import DecoderSettings
 _LEAST_CAPABILITY = (8, 0)  # bfloat16 on tensor cores, copies into shared memory that nobody waits for
 
 Wrap = Callable[[int, Selector], Selector]
-WrapTokens = Callable[[int, TokenSelector], TokenSelector]
 
 
 def assemble(
@@ -81,25 +82,52 @@ def assemble(
     elif settings.kv_mode == "tiered":
         hot = HotBuffer(shape, settings.max_rows, plan.max_blocks, plan.hot_classes, device)
         path = arena_path(plan, kernels, arena, device, reads=True)
-        residence = Tiered(kernels, arena, hot, tables, path, miss_curve(plan, device))
+        residence = Tiered(
+            kernels, arena, hot, tables, path, miss_curve(plan, device), prefetch_of(plan, device)
+        )
     else:
         window = Window(kernels, shape, settings.whole_window_tokens, device)
         path = arena_path(plan, kernels, arena, device, reads=False)
         residence = Full(kernels, arena, shape, plan.device_pages, tables, path, window)
-    if model.spec.latent is not None:
-        keys = PagedIndex(arena, shape, plan.device_pages, plan.index_layers, device)
-        choosing = {
-            layer: wrap_tokens(layer, Dsa(keys.entries(layer), shape.page_tokens, plan.top_k))
-            for layer in plan.index_layers
-        }
-        if writer is not None:
-            choosing = {layer: RecordedTokens(own, layer, writer) for layer, own in choosing.items()}
-        latent_heart = LatentHeart(kernels, shape, residence, choosing)
-        return Runner(model, shape, tables, residence, keys, latent_heart, HostDraw(), None)
-    if model.spec.blocks is not None:
-        found = block_heart(plan, model.spec.blocks, arena, kernels, residence, writer, device)
-        return Runner(model, shape, tables, residence, found[1], found[0], HostDraw(), None)
-    bounds = None
+    latent_kernels = latent_kernels_of(plan, model, device)
+    index: PagedIndex | None
+    heart: Heart | LatentHeart | BlockHeart
+    if latent_kernels is not None:
+        index, heart = latent_heart(
+            plan, arena, device, kernels, latent_kernels, residence, writer, wrap_tokens
+        )
+    elif model.spec.blocks is not None:
+        heart, index = block_heart(plan, model.spec.blocks, arena, kernels, residence, writer, device)
+    else:
+        index, heart = _quest_heart(plan, arena, device, kernels, residence, writer, wrap)
+    if device.type != "cuda" or isinstance(heart, BlockHeart):
+        return Runner(model, shape, tables, residence, index, heart, HostDraw(), None)
+    sampler = DeviceSampler(settings.max_rows, model.spec.vocab_size, device)
+    graphs = DecodeGraphs(
+        model, shape, tables, heart, sampler.tokens, plan.max_blocks, capture=settings.decode_graphs
+    )
+    for logits in graphs.warm_up():
+        for greedy in (True, False):
+            sampler.draw(logits, greedy=greedy)
+    if latent_kernels is None:
+        warm_up_prefill(plan, kernels, model.spec.query_heads, device)
+    else:
+        warm_up_latent_prefill(plan, kernels, latent_kernels, model.spec, device)
+    draw = DeviceDraw(sampler, settings.max_rows)
+    return Runner(model, shape, tables, residence, index, heart, draw, graphs, StepClock())
+
+
+def _quest_heart(
+    plan: MemoryPlan,
+    arena: ArenaMap | RemoteArena,
+    device: torch.device,
+    kernels: StepKernels,
+    residence: Residence,
+    writer: SelectionWriter | None,
+    wrap: Wrap,
+) -> tuple[PagedIndex | None, Heart]:
+    """Of a model whose selector is ours to choose."""
+    shape, bounds = plan.shape, None
     if plan.sparse_layers:
         bounds = BoundsIndex(arena, shape, plan.device_pages, plan.sparse_layers, device)
     dense = shape.layers - plan.sparse_layers
@@ -112,19 +140,7 @@ def assemble(
     selectors = [wrap(layer, selector) for layer, selector in enumerate(selectors)]
     if writer is not None:
         selectors = [Recorded(own, layer, writer) for layer, own in enumerate(selectors)]
-    heart = Heart(kernels, shape, residence, selectors)
-    if device.type != "cuda":
-        return Runner(model, shape, tables, residence, bounds, heart, HostDraw(), None)
-    sampler = DeviceSampler(settings.max_rows, model.spec.vocab_size, device)
-    graphs = DecodeGraphs(
-        model, shape, tables, heart, sampler.tokens, plan.max_blocks, capture=settings.decode_graphs
-    )
-    for logits in graphs.warm_up():
-        for greedy in (True, False):
-            sampler.draw(logits, greedy=greedy)
-    warm_up_prefill(plan, kernels, model.spec.query_heads, device)
-    draw = DeviceDraw(sampler, settings.max_rows)
-    return Runner(model, shape, tables, residence, bounds, heart, draw, graphs, StepClock())
+    return bounds, Heart(kernels, shape, residence, selectors)
 
 
 def check_device(device: torch.device) -> None:
@@ -193,6 +209,13 @@ def selection_writer(plan: MemoryPlan, device: torch.device) -> SelectionWriter 
         )
     except OSError as error:
         raise SetupError(f"--record-selections {path}: {error.strerror}") from error
+
+
+def prefetch_of(plan: MemoryPlan, device: torch.device) -> Prefetch | None:
+    """How layers that follow a choice get their misses ahead of their turn; None where they wait for it."""
+    if not plan.settings.prefetch or not plan.shape.anchors:
+        return None
+    return SideStream(device) if device.type == "cuda" else AtOnce()
 
 
 def arena_path(

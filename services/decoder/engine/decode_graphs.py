@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from services.decoder.attention.heart import Heart
-from services.decoder.attention.step import Step
+from services.decoder.attention.latent_heart import LatentHeart
+from services.decoder.attention.latent_step import step_over
 from services.decoder.kernels.decode_batch import DecodeBatch
 from services.decoder.kv.row_tables import RowTables
 from services.decoder.kv.shape import KvShape
@@ -40,7 +41,7 @@ class DecodeGraphs:
         model: CausalLM,
         shape: KvShape,
         tables: RowTables,
-        heart: Heart,
+        heart: Heart | LatentHeart,
         drawn: Tensor,
         max_blocks: int,
         *,
@@ -137,5 +138,5 @@ class DecodeGraphs:
             most_blocks=self._max_blocks,
         )
         tokens = self._inputs[2 * most : 2 * most + size]
-        hidden = self._model.decode_hidden(tokens, length - 1, Step(self._heart, batch, ()))
+        hidden = self._model.decode_hidden(tokens, length - 1, step_over(self._heart, batch, ()))
         return self._model.decode_logits(hidden)

@@ -16,6 +16,7 @@ from services.contract.layout import ArenaLayout
 from services.contract.planes import Plane
 from services.decoder.engine.device_sampler import DeviceSampler
 from services.decoder.engine.hot_plan import hot_classes
+from services.decoder.kernels.choose_tokens import score_elements
 from services.decoder.kv.hot_class import HotClass
 from services.decoder.kv.shape import KvShape
 from services.decoder.models.spec import ModelSpec
@@ -40,6 +41,7 @@ def kv_shape(settings: DecoderSettings, spec: ModelSpec, dtype: torch.dtype) -> 
         dtype=dtype,
         latent=latent.latent if latent else 0,
         index_dim=own_index,
+        index_coded=latent is not None and settings.index_dtype == "float8",
         anchors=latent.anchors if latent else (),
     )
 
@@ -78,6 +80,7 @@ class MemoryPlan:
     sparse_layers: int  # in which not everything is read: those behind the dense ones, unless all are
     weight_bytes: int
     sampling_bytes: int  # the device sampler's tables; on the CPU there are none
+    score_bytes: int  # room for an indexer's scores; on the CPU they come and go
     step_tokens: int  # a step computes at most, prefill included
     window_bytes: int  # what prefill reads its history through
     hot_classes: tuple[HotClass, ...]  # of the hot buffer, in the order of their layers; none in full mode
@@ -137,6 +140,9 @@ class MemoryPlan:
             sampling_bytes=DeviceSampler.device_bytes(settings.max_rows, spec.vocab_size)
             if device.type == "cuda"
             else 0,
+            score_bytes=4 * score_elements(settings.max_rows, shape.pages_for(longest) * shape.page_tokens)
+            if device.type == "cuda" and shape.index_dim
+            else 0,
             step_tokens=settings.step_tokens(device.type),
             window_bytes=_window_bytes(settings, shape, device),
             hot_classes=(),
@@ -144,7 +150,8 @@ class MemoryPlan:
         if settings.kv_mode == "full":
             return plan
         if room_bytes is not None:
-            room_bytes -= plan.index_bytes + plan.table_bytes + plan.sampling_bytes + plan.window_bytes
+            room_bytes -= plan.index_bytes + plan.table_bytes + plan.window_bytes
+            room_bytes -= plan.sampling_bytes + plan.score_bytes
         classes = hot_classes(settings, shape, plan.sparse_layers, plan.max_blocks, room_bytes)
         return replace(plan, hot_classes=classes)
 
@@ -179,7 +186,7 @@ class MemoryPlan:
     @property
     def index_bytes(self) -> int:
         """The selector's index."""
-        page_bytes = self.shape.index_elements * self.shape.dtype.itemsize
+        page_bytes = self.shape.index_elements * self.shape.entry_dtype.itemsize
         return len(self.index_layers) * self.device_pages * page_bytes
 
     @property
@@ -218,6 +225,7 @@ class MemoryPlan:
             ("selector's index", self.index_bytes, f"{device_tokens:,} tokens"),
             ("tables", self.table_bytes, f"{self.max_model_len:,} tokens a row at most"),
             ("prefill windows", self.window_bytes, f"{self.settings.whole_window_tokens:,} tokens each"),
+            ("indexer's scores", self.score_bytes, "of all rows, or a part of a prompt"),
             ("sampling", self.sampling_bytes, "wishes and token counts"),
             ("arena (host)", self.layout.arena_bytes, f"{pages:,} pages, {arena_tokens:,} tokens"),
             ("KV of a token", self.token_bytes, f"{self.shape.layers} layers, {self.shape.groups} groups"),

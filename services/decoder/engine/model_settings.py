@@ -24,8 +24,7 @@ def settings_for(settings: Settings, spec: ModelSpec) -> Settings:
     Raises:
         SetupError: something was asked for that this model's attention is not, or that hotset cannot do yet.
     """
-    chooses = spec.latent is not None or spec.blocks is not None
-    if chooses and resolve_device(settings.device).type != "cpu":
+    if spec.blocks is not None and resolve_device(settings.device).type != "cpu":
         raise SetupError(
             f"{spec.config.model_type} models are served on a CPU only so far; run with --device cpu"
         )
@@ -36,9 +35,10 @@ def as_the_model_chooses(settings: Settings, spec: ModelSpec) -> Settings:
     """The same on any device.
 
     Raises:
-        SetupError: something was asked for that this model's attention is not.
+        SetupError: something was asked for that this model's attention is not, or that does not fit it.
     """
     kind, own = spec.config.model_type, _own(spec)
+    _check_index_dtype(settings, spec)
     if own is None:
         if settings.selector not in ("quest", "everything"):
             raise SetupError(
@@ -56,6 +56,17 @@ def as_the_model_chooses(settings: Settings, spec: ModelSpec) -> Settings:
         return type(settings).model_validate(said | own)
     except ValidationError as error:
         raise SetupError(f"{error.errors()[0]['msg']} (of a {kind} model's own choice)") from error
+
+
+def _check_index_dtype(settings: Settings, spec: ModelSpec) -> None:
+    latent, asked = spec.latent, settings.index_dtype
+    if latent is None and asked != "auto":
+        kind = spec.config.model_type
+        raise SetupError(f"--index-dtype {asked}: a {kind} model has no indexer; leave it out")
+    if latent is not None and asked == "float8" and latent.index_dim & (latent.index_dim - 1):
+        raise SetupError(
+            f"--index-dtype float8 needs index keys of 2^n numbers, these have {latent.index_dim}"
+        )
 
 
 def _own(spec: ModelSpec) -> dict[str, object] | None:

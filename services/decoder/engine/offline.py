@@ -16,7 +16,6 @@ import torch
 from services.contract.layout import ArenaLayout
 from services.decoder.engine.assembly import (
     Wrap,
-    WrapTokens,
     assemble,
     capacity_book,
     dense_ops,
@@ -24,6 +23,7 @@ from services.decoder.engine.assembly import (
     page_hasher,
 )
 from services.decoder.engine.host_pages import LocalPages
+from services.decoder.engine.latent_assembly import WrapTokens
 from services.decoder.engine.memory_plan import MemoryPlan, device_room, kv_fingerprint, kv_planes, kv_shape
 from services.decoder.engine.model_settings import settings_for
 from services.decoder.engine.scheduler import Scheduler

@@ -9,7 +9,10 @@ import torch
 
 from services.decoder.engine.memory_plan import MemoryPlan
 from services.decoder.kernels.attend_part import attend_part
+from services.decoder.kernels.choose_tokens import IndexQuery
+from services.decoder.kernels.latent_kernels import LatentKernels
 from services.decoder.kernels.step_kernels import StepKernels
+from services.decoder.models.spec import ModelSpec
 
 
 @torch.inference_mode()
@@ -33,3 +36,36 @@ def warm_up_prefill(plan: MemoryPlan, kernels: StepKernels, query_heads: int, de
     for out in (torch.float32, query.dtype):
         kernels.merge_parts(kernels.merge_parts(earlier, own, torch.float32), own, out)
         kernels.merge_parts(earlier, own, out)
+
+
+@torch.inference_mode()
+def warm_up_latent_prefill(
+    plan: MemoryPlan,
+    kernels: StepKernels,
+    latent_kernels: LatentKernels,
+    spec: ModelSpec,
+    device: torch.device,
+) -> None:
+    """The kernels of a chunk in a layer that chooses, over a few tokens: nothing is planned by length."""
+    shape, latent = plan.shape, spec.latent
+    assert latent is not None
+    page = torch.zeros(shape.page_elements, dtype=shape.dtype, device=device)
+    target, pages = shape.as_pages(page), torch.zeros(1, dtype=torch.int32, device=device)
+    record = torch.zeros(2, shape.record_elements, dtype=shape.dtype, device=device)
+    key = record.unsqueeze(1)
+    kernels.write_run(key, key[..., :0], target, pages, 0)
+    gathered = record.new_zeros(shape.groups, shape.page_tokens, shape.record_elements)
+    kernels.gather_pages(target, pages, gathered)
+    keys = record.new_zeros(shape.page_tokens, shape.index_dim)
+    tokens, heads = plan.top_k + 1, spec.config.index_n_heads
+    index = IndexQuery(
+        record.new_zeros(tokens, heads, shape.index_dim), torch.zeros(tokens, heads, device=device)
+    )
+    many = pages.expand(shape.pages_for(tokens)).contiguous()
+    latent_kernels.rank(many, shape.page_tokens, 0, keys, index, plan.top_k)
+    query = record.new_zeros(2, spec.query_heads, shape.head_dim)
+    chosen = torch.zeros(2, plan.top_k, dtype=torch.int32, device=device)
+    part = latent_kernels.attend_chosen(query, record, chosen, 1.0, latent.latent)
+    for out in (torch.float32, query.dtype):
+        kernels.merge_parts(kernels.merge_parts(part, part, torch.float32), part, out)
+        kernels.merge_parts(part, part, out)

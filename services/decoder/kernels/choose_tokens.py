@@ -13,9 +13,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from services.decoder.kernels.index_code import decode_keys
+
 _SCORES_AT_ONCE = 2**23
 """Products of heads, queries and keys that are held at once: 32 MiB."""
 _WINDOW = 2048  # keys that are scored at once; the same for all, so that every mode adds up the same
+
+
+_PROMPT_SCORES = 2**24
+"""Scores of a prompt's tokens that a GPU holds at once, 64 MiB: those of 102 tokens in a context of 160K."""
 
 
 class IndexQuery(NamedTuple):
@@ -23,6 +29,21 @@ class IndexQuery(NamedTuple):
 
     query: Tensor  # [T, index heads, index_dim], after rope
     weight: Tensor  # [T, index heads] float32, of each head in the sum
+
+
+def score_elements(rows: int, max_tokens: int) -> int:
+    """Scores that a GPU has room for: those of all rows that decode, or of some of a prompt's tokens.
+
+    Args:
+        rows: most rows of a step.
+        max_tokens: of the longest row.
+    """
+    return max(rows * score_pitch(max_tokens), _PROMPT_SCORES)
+
+
+def score_pitch(tokens: int) -> int:
+    """From one query's scores there to the next one's; they are read four at a time."""
+    return -(-tokens // 4) * 4
 
 
 def choose_tokens(index: IndexQuery, keys: Tensor, places: Tensor, start: int, top_k: int) -> Tensor:
@@ -70,7 +91,8 @@ def _best(index: IndexQuery, keys: Tensor, places: Tensor, position: Tensor, top
 
 
 def score_tokens(index: IndexQuery, keys: Tensor) -> Tensor:
-    """Scores of `keys` [n, index_dim] for every query: [T, n] float32."""
+    """Scores of `keys` [n, index_dim], or coded ones (index_code.py), for every query: [T, n] float32."""
     tokens, heads, size = index.query.shape
-    products = index.query.float().reshape(-1, size) @ keys.float().t()
+    plain = decode_keys(keys) if keys.dtype == torch.uint8 else keys.float()
+    products = index.query.float().reshape(-1, size) @ plain.t()
     return torch.bmm(index.weight.unsqueeze(1), products.relu_().view(tokens, heads, -1)).squeeze(1)

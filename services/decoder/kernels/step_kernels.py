@@ -76,8 +76,14 @@ class StepKernels(Protocol):
                 for what misses, and whoever called brings the bytes.
         """
 
-    def replay(self, layer: LayerStore, plan: MissPlan) -> None:
-        """Fetch into a layer that shares the tables what the plan's resolve fetched into its own."""
+    def replay(self, layer: LayerStore, plan: MissPlan, *, ahead: bool = False) -> None:
+        """Fetch into a layer that shares the tables what the plan's resolve fetched into its own.
+
+        Args:
+            layer: the one that shares.
+            plan: of its anchor's resolve in this step.
+            ahead: beside other work and not in the layer's turn, so nobody is taken to wait for it.
+        """
 
     def locate(self, batch: DecodeBatch, selected: Tensor, counters: Tensor) -> Placement:
         """Where device-resident blocks lie: `resolve` for a pool that holds everything.

@@ -45,11 +45,12 @@ class Twins:
         plan = plan_of(found, batch.host_blocks) if followed else None
         return Placement(found.slots, found.open_slot, plan)
 
-    def replay(self, layer: LayerStore, plan: MissPlan) -> None:
-        """kernels/replay.py, timed."""
+    def replay(self, layer: LayerStore, plan: MissPlan, *, ahead: bool = False) -> None:
+        """kernels/replay.py, timed where it is waited for."""
         begun = perf_counter_ns()
         replay(layer, plan)
-        layer.counters[Counter.NANOSECONDS] += perf_counter_ns() - begun
+        if not ahead:
+            layer.counters[Counter.NANOSECONDS] += perf_counter_ns() - begun
 
     def locate(self, batch: DecodeBatch, selected: Tensor, counters: Tensor) -> Placement:
         """A look-up in the rows' page tables."""

@@ -63,14 +63,16 @@ class ArenaMap:
         """[host pages * groups * blocks a page, block elements] of one layer; the caller may write it."""
         shape = self._shape
         blocks = self.layout.page_count * shape.groups * shape.blocks_per_page
-        return self._view("kv", layer, blocks * shape.block_elements).view(blocks, shape.block_elements)
+        return self._view("kv", layer, blocks * shape.block_elements, shape.dtype).view(
+            blocks, shape.block_elements
+        )
 
     def index(self, layer: int) -> Tensor:
         """[host pages, index elements] of one layer that has an index."""
         count = self.layout.page_count * self._shape.index_elements
-        return self._view("index", layer, count).view(self.layout.page_count, -1)
+        return self._view("index", layer, count, self._shape.entry_dtype).view(self.layout.page_count, -1)
 
-    def _view(self, plane: str, layer: int, count: int) -> Tensor:
+    def _view(self, plane: str, layer: int, count: int, dtype: torch.dtype) -> Tensor:
         offset = self.layout.layer_offset(plane, layer)
-        length = count * self._shape.dtype.itemsize
-        return self._bytes[offset : offset + length].view(self._shape.dtype)
+        length = count * dtype.itemsize
+        return self._bytes[offset : offset + length].view(dtype)

@@ -98,12 +98,12 @@ class RemoteIndexPath:
         Raises:
             HotsetError: as RemoteArena.read says.
         """
-        size = self._shape.index_elements * self._shape.dtype.itemsize
+        size = self._shape.index_elements * self._shape.entry_dtype.itemsize
         nowhere = np.zeros(len(host_pages), np.int64)
         pieces = [
             self._arena.pieces("index", layer, host_pages.numpy(), nowhere, size) for layer in self._layers
         ]
-        found = self._arena.read(np.concatenate(pieces)).view(self._shape.dtype)
+        found = self._arena.read(np.concatenate(pieces)).view(self._shape.entry_dtype)
         return iter(found.view(len(self._layers), len(host_pages), -1))
 
     def write(self, host_pages: Tensor, pages: Iterable[Tensor]) -> None:
@@ -113,7 +113,7 @@ class RemoteIndexPath:
     def write_entries(self, host_entries: Tensor, entries: Iterable[Tensor]) -> None:
         """As IndexPath says, once the arena settles."""
         blocks = self._shape.blocks_per_page
-        size = self._shape.entry_elements * self._shape.dtype.itemsize
+        size = self._shape.entry_elements * self._shape.entry_dtype.itemsize
         self._stage(host_entries // blocks, (host_entries % blocks).numpy() * size, entries)
 
     def records(self, host_page: int, block: int) -> Iterator[Tensor]:

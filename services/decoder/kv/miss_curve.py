@@ -80,9 +80,9 @@ class _Lane:
     def _oldest_held(self, capacity: int) -> list[int]:
         """By size, the least entry of a block that is held; 1 where all that were used are."""
         length = len(self._used)
-        places = [max(0, length - int(capacity * size)) for size in CAPACITIES]
-        ranked = np.partition(self._used, places)
-        return [max(1, int(ranked[place])) for place in places]
+        held = [min(length, int(capacity * size)) for size in CAPACITIES]
+        ranked = np.partition(self._used, [length - count for count in held if count])
+        return [max(1, int(ranked[length - count])) if count else _ALWAYS for count in held]
 
     def _reach(self, block: int) -> None:
         if block >= len(self._used):

@@ -44,7 +44,7 @@ class PagedIndex:
         self._entry = shape.entry_elements
         self._path = index_path(arena, shape, layers)
         self.pool = torch.zeros(
-            len(layers), device_pages, shape.index_elements, dtype=shape.dtype, device=device
+            len(layers), device_pages, shape.index_elements, dtype=shape.entry_dtype, device=device
         )
 
     def entries(self, layer: int) -> Entries:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from services.contract.errors import SetupError
 from services.contract.planes import ENTRY_ALIGNMENT, Plane, PlaneLayer
+from services.decoder.kernels.index_code import TAIL_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,7 @@ class KvShape:
     latent: int = 0  # numbers of a key that are its value too; 0 = values have their own
     index_dim: int = 0  # of a block in a model's own index (DSA: a token's key); 0 = bounds of blocks, if any
     anchors: tuple[int, ...] = ()  # by layer, the one whose choice it follows; empty = its own
+    index_coded: bool = False  # DSA's keys are kept in eight bits, kernels/index_code.py
 
     def __post_init__(self) -> None:
         if self.kv_heads % self.groups or self.page_tokens % self.block_tokens:
@@ -71,7 +73,14 @@ class KvShape:
     @property
     def entry_elements(self) -> int:
         """Elements of a block in a selector's index: its bounds, all KV heads, or its token's index key."""
+        if self.index_coded:
+            return self.index_dim + TAIL_BYTES
         return self.index_dim or self.kv_heads * 2 * self.head_dim
+
+    @property
+    def entry_dtype(self) -> torch.dtype:
+        """Of an index's elements."""
+        return torch.uint8 if self.index_coded else self.dtype
 
     @property
     def index_elements(self) -> int:
@@ -82,9 +91,9 @@ class KvShape:
         """Whether a layer makes a choice of its own, and so has an index where one is kept."""
         return not self.anchors or self.anchors[layer] == layer
 
-    def followed(self, layer: int) -> bool:
-        """Whether another layer follows this one's choice."""
-        return self.anchors.count(layer) > 1
+    def followers(self, layer: int) -> list[int]:
+        """The layers that follow this one's choice."""
+        return [other for other, anchor in enumerate(self.anchors) if anchor == layer != other]
 
     def as_blocks(self, pool: Tensor) -> Tensor:
         """A pool as attention reads it.
@@ -114,7 +123,7 @@ class KvShape:
         kv = Plane("kv", (records,) * self.layers)
         if not with_index:
             return (kv,)
-        entries = PlaneLayer(1, self.blocks_per_page, self.entry_elements * self.dtype.itemsize)
+        entries = PlaneLayer(1, self.blocks_per_page, self.entry_elements * self.entry_dtype.itemsize)
         nothing = PlaneLayer(0, 0, 0)
         layers = (entries if self.chooses(layer) else nothing for layer in range(self.layers))
         return kv, Plane("index", tuple(layers))

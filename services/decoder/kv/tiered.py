@@ -6,6 +6,7 @@ Knows how the two are kept in step; which blocks are read is the selector's choi
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from services.decoder.kv.history import KeysValues
 from services.decoder.kv.hot_buffer import HotBuffer
 from services.decoder.kv.hot_class import Resize
 from services.decoder.kv.miss_curve import LaneChoice, MissCurve
+from services.decoder.kv.prefetch import Prefetch
 from services.decoder.kv.residence import SlotCount
 from services.decoder.kv.row_tables import RowTables
 
@@ -37,10 +39,12 @@ class Tiered:
         tables: RowTables,
         path: ArenaPath,
         curve: MissCurve | None = None,
+        prefetch: Prefetch | None = None,
     ) -> None:
         """Without an arena in reach, remote_tiered.py brings the bytes.
 
-        `curve` is told what its layers choose; it reads every choice on the host, so only on a CPU.
+        `curve` is told what its layers choose; it reads every choice on the host, so only on a CPU. With
+        `prefetch`, layers that follow a choice get their misses as soon as it is placed.
         """
         shape = hot.shape
         self.hot = hot
@@ -49,6 +53,7 @@ class Tiered:
         self._shape = shape
         self._tables = tables
         self._path = path
+        self._prefetch = prefetch
         device = tables.host_pages.device
         self.counters = torch.zeros(shape.layers, len(Counter), dtype=torch.int64, device=device)
         self._layers = [
@@ -93,9 +98,18 @@ class Tiered:
         """The resolve of DESIGN section 4."""
         if self.curve is not None and layer in self.curve.layers:
             self.curve.note(layer, self._choices(layer, batch, selected))
-        return self._kernels.resolve(
-            batch, self._layers[layer], selected, followed=self._shape.followed(layer)
-        )
+        followers = self._shape.followers(layer)
+        placement = self._kernels.resolve(batch, self._layers[layer], selected, followed=bool(followers))
+        if self._prefetch is not None and placement.plan is not None:
+            self._prefetch.start(
+                {
+                    follower: partial(
+                        self._kernels.replay, self._layers[follower], placement.plan, ahead=True
+                    )
+                    for follower in followers
+                }
+            )
+        return placement
 
     def _choices(self, layer: int, batch: DecodeBatch, selected: Tensor) -> Iterator[LaneChoice]:
         """What one group chose in each row: another group in each layer, and always the same one there."""
@@ -109,7 +123,10 @@ class Tiered:
     def follow(self, layer: int, batch: DecodeBatch, selected: Tensor, anchor: Placement) -> Placement:
         """The anchor's slots, filled with this layer's bytes."""
         assert anchor.plan is not None, "a layer that is followed plans"
-        self._kernels.replay(self._layers[layer], anchor.plan)
+        if self._prefetch is None:
+            self._kernels.replay(self._layers[layer], anchor.plan)
+        else:
+            self._prefetch.wait(layer)
         return anchor
 
     def append(

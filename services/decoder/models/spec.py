@@ -150,7 +150,9 @@ def _refusal(config: PreTrainedConfig) -> str | None:
         return f"its {heads} query heads cannot share {kv_heads} KV heads evenly"
     served = "indexed_attention" if config.model_type in LATENT_TYPES else "full_attention"
     layer_types = set(getattr(config, "layer_types", None) or [served])
-    if layer_types != {served} and config.model_type not in BLOCK_TYPES:
+    if config.model_type in LATENT_TYPES:
+        layer_types.discard("deepseek_sparse_attention")  # the name in transformers 5.17
+    if not layer_types <= {served} and config.model_type not in BLOCK_TYPES:
         return f"layers of types {sorted(layer_types)}; only {served} is served"
     if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
         return "it attends through a sliding window"

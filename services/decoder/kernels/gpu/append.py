@@ -41,11 +41,12 @@ class AppendShape:
     block_tokens: int
     blocks_per_page: int
     dtype: torch.dtype
+    sides: int = 2  # of a record: keys and values, or 1 where the key is all there is
 
     @property
     def record_bytes(self) -> int:
-        """Keys and values of one token in one group."""
-        return 2 * self.kv_heads // self.groups * self.head_dim * self.dtype.itemsize
+        """Of one token in one group."""
+        return self.sides * self.kv_heads // self.groups * self.head_dim * self.dtype.itemsize
 
     @property
     def parts(self) -> int:
@@ -59,6 +60,7 @@ class AppendShape:
             "HEAD_DIM": self.head_dim,
             "KV_HEADS": self.kv_heads,
             "GROUPS": self.groups,
+            "SIDES": self.sides,
             "BLOCK_TOKENS": self.block_tokens,
             "BLOCKS_PER_PAGE": self.blocks_per_page,
             "ELEMENT": _ELEMENTS[self.dtype],
@@ -80,7 +82,7 @@ class AppendCall:
     """
 
     key: Tensor  # [rows, kv_heads, head_dim], heads contiguous; rows may lie apart
-    value: Tensor  # likewise
+    value: Tensor  # likewise; of no numbers in a record of one side
     open_slot: Tensor  # [rows * groups] pool slots
     seats: Tensor  # [rows]
     length: Tensor  # [rows] tokens, the new one included
@@ -129,13 +131,15 @@ class AppendCall:
                 raise ValueError(f"{name} must be [{size}], is {list(getattr(self, name).shape)}")
         if self.host_pages.shape != self.device_pages.shape:
             raise ValueError("host_pages and device_pages must have one shape")
-        for name in ("key", "value"):
+        for name in ("key", "value")[: shape.sides]:
             tensor = getattr(self, name)
             if tensor.shape != (rows, shape.kv_heads, shape.head_dim) or tensor.dtype != shape.dtype:
                 raise ValueError(f"{name} must be {shape.dtype} [{rows}, {shape.kv_heads}, {shape.head_dim}]")
             aligned = tensor.data_ptr() % 16 == 0 and tensor.stride(0) * tensor.element_size() % 16 == 0
             if tensor.stride()[1:] != (shape.head_dim, 1) or not aligned:
                 raise ValueError(f"{name}'s rows must be contiguous and start at multiples of 16 bytes")
+        if shape.sides == 1 and self.value.numel():
+            raise ValueError("value must be empty where a record has one side")
         block_bytes = shape.block_tokens * shape.record_bytes
         if self.pool[0].numel() * self.pool.element_size() != block_bytes or not self.pool.is_contiguous():
             raise ValueError(f"pool must be contiguous slots of {block_bytes} bytes")

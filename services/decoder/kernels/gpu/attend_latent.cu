@@ -17,21 +17,7 @@
 #include "parts.cuh"
 #include "cluster_parts.cuh"
 #include "tokens.cuh"
-
-struct AttendLatentParams {
-  const void* query;     // [rows, heads, LATENT + ROPED]
-  const void* pool;      // [pool slots, BLOCK_TOKENS, LATENT + ROPED]
-  const i32* slots;      // [rows, top_k] pool slots, -1 = none
-  const i32* selected;   // [rows, top_k] the blocks in them, -1 = none
-  const i32* length;     // [rows] tokens, the newest included
-  const i32* real_rows;  // [1]
-  void* out;             // [rows, heads, LATENT]
-  float* sums;           // parts.cuh: [units, splits / CLUSTER, HEAD_TILE, LATENT]; a unit is HEAD_TILE heads of a row
-  float2* stats;         // parts.cuh: [units, CLUSTER, splits / CLUSTER, HEAD_TILE]
-  u32* arrived;          // [units, CLUSTER], zero between launches
-  float scaling;
-  i32 top_k, heads, splits;
-};
+#include "attend_latent_params.cuh"
 
 constexpr i32 THREADS = WARPS * 32;
 constexpr i32 RECORD = LATENT + ROPED;
@@ -294,7 +280,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_latent(const __grid
   };
   const auto write = [&](i32 tile_head, i32 dim, const Merged& merged) {
     const i32 head = first_head + tile_head;
-    if (head < p.heads) store_4(p.out, ((i64)row * p.heads + head) * LATENT + dim, merged.mean());
+    if (head >= p.heads) return;
+    const i64 place = (i64)row * p.heads + head;
+    const bool any = merged.weight > 0;
+    store_4(p.out, place * LATENT + dim, any ? merged.mean() : float4{0, 0, 0, 0});
+    if (p.lse && dim == 0) p.lse[place] = any ? merged.top * 0.69314718f + logf(merged.weight) : NOTHING;  // ln 2
   };
   merge_cluster<HEAD_TILE, LATENT, THREADS>(own, rank * SLICE, (rank + 1) * SLICE,
       [&](i32 tile_head, i32 dim, const Merged& merged) {

@@ -8,13 +8,15 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from services.decoder.kernels.gpu.kernel import Kernel
 
-_ELEMENTS = {torch.bfloat16: 1, torch.float16: 2}
+_ELEMENTS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_PLAIN_WARPS = 4
 
 
 class AttendLatentParams(ctypes.Structure):
@@ -22,7 +24,8 @@ class AttendLatentParams(ctypes.Structure):
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in (
-            "query", "pool", "slots", "selected", "length", "real_rows", "out", "sums", "stats", "arrived",
+            "query", "pool", "slots", "selected", "length", "real_rows", "out", "lse", "sums", "stats",
+            "arrived",
         )),
         ("scaling", ctypes.c_float),
         *((name, ctypes.c_int32) for name in ("top_k", "heads", "splits")),
@@ -57,6 +60,11 @@ class AttendLatentShape:
         if heads <= 32:
             return cls(*record, 32, block_tokens, dtype, cluster, 8, 32, 2, 2, 4, 64)
         return cls(*record, 64, block_tokens, dtype, cluster, 8, 32, 3, 2, 4, 128)
+
+    @staticmethod
+    def takes(latent: int, roped: int, dtype: torch.dtype) -> bool:
+        """Whether every variant of `fitting` can do these records; PlainLatentShape does all others."""
+        return dtype != torch.float32 and latent % 128 == 0 and (latent + roped) % 64 == 0
 
     def splits(self, top_k: int) -> int:
         """Into how many parts each row's blocks are cut; of the chosen tokens alone, as attend.py says."""
@@ -101,6 +109,50 @@ class AttendLatentShape:
         )
 
 
+@dataclass(frozen=True)
+class PlainLatentShape:
+    """A variant of attend_latent_plain.cu, for what attend_latent.cu does not take; a thread block a head."""
+
+    latent: int  # a multiple of 4
+    roped: int
+    block_tokens: int
+    dtype: torch.dtype
+    most_tokens: int  # of a row's blocks together
+
+    head_tile: ClassVar[int] = 1
+    cluster: ClassVar[int] = 1
+
+    def splits(self, top_k: int) -> int:
+        """None is cut."""
+        return 1
+
+    @property
+    def defines(self) -> dict[str, int]:
+        """The constants that attend_latent_plain.cu's head asks for."""
+        return {
+            "LATENT": self.latent,
+            "ROPED": self.roped,
+            "BLOCK_TOKENS": self.block_tokens,
+            "ELEMENT": _ELEMENTS[self.dtype],
+            "WARPS": _PLAIN_WARPS,
+        }
+
+    @cached_property
+    def kernel(self) -> Kernel:
+        """Compiled and loaded at first use."""
+        return Kernel(
+            "attend_latent_plain",
+            self.defines,
+            threads=32 * _PLAIN_WARPS,
+            cluster=1,
+            shared_bytes=4 * self.most_tokens,
+            overlaps=True,
+        )
+
+
+LatentVariant = AttendLatentShape | PlainLatentShape
+
+
 @dataclass(frozen=True, slots=True)
 class AttendLatentCall:
     """One layer's launch. Index tensors are int32; everything lies on the device."""
@@ -116,24 +168,27 @@ class AttendLatentCall:
     arrived: Tensor  # at least `arrivals` elements, zero
     scaling: float
     splits: int  # parts of a row's blocks, a multiple of the shape's cluster; the result depends on it
+    lse: Tensor | None = None  # out [rows, heads] float32: log of the sum of exp(score), where it is wanted
 
     @staticmethod
-    def units(shape: AttendLatentShape, rows: int, heads: int) -> int:
+    def units(shape: LatentVariant, rows: int, heads: int) -> int:
         """Groups of heads that thread blocks serve."""
         return rows * -(-heads // shape.head_tile)
 
     @classmethod
-    def workspace(cls, shape: AttendLatentShape, rows: int, heads: int, splits: int) -> int:
-        """Elements of `partial`."""
+    def workspace(cls, shape: LatentVariant, rows: int, heads: int, splits: int) -> int:
+        """Elements of `partial`; none where a row's parts all meet in one cluster."""
+        if splits == shape.cluster:
+            return 0
         parts = cls.units(shape, rows, heads) * splits * shape.head_tile
         return parts // shape.cluster * shape.latent + parts * 2
 
     @classmethod
-    def arrivals(cls, shape: AttendLatentShape, rows: int, heads: int) -> int:
-        """Elements of `arrived`."""
+    def arrivals(cls, shape: LatentVariant, rows: int, heads: int) -> int:
+        """Elements of `arrived` where the workspace is not empty."""
         return cls.units(shape, rows, heads) * shape.cluster
 
-    def launch(self, shape: AttendLatentShape) -> None:
+    def launch(self, shape: LatentVariant) -> None:
         """Launch on torch's current stream."""
         rows, heads = self.query.shape[:2]
         blocks = self.units(shape, rows, heads) * self.splits
@@ -146,6 +201,7 @@ class AttendLatentCall:
             length=self.length.data_ptr(),
             real_rows=self.real_rows.data_ptr(),
             out=self.out.data_ptr(),
+            lse=None if self.lse is None else self.lse.data_ptr(),
             sums=self.partial.data_ptr(),
             stats=self.partial.data_ptr() + sums * 4,
             arrived=self.arrived.data_ptr(),
@@ -156,7 +212,7 @@ class AttendLatentCall:
         )
         shape.kernel.launch(blocks, parameters)
 
-    def check(self, shape: AttendLatentShape) -> None:
+    def check(self, shape: LatentVariant) -> None:
         """Refuse what the kernel would read wrongly; once, before the first launch.
 
         Raises:
@@ -174,11 +230,21 @@ class AttendLatentCall:
         for name in ("slots", "selected", "length", "real_rows", "arrived"):
             if getattr(self, name).dtype != torch.int32 or not getattr(self, name).is_contiguous():
                 raise ValueError(f"{name} must be contiguous int32")
+        if (
+            isinstance(shape, PlainLatentShape)
+            and self.slots.shape[1] * shape.block_tokens > shape.most_tokens
+        ):
+            raise ValueError(f"slots must hold {shape.most_tokens} tokens a row at most")
         if self.slots.shape[0] != rows or self.slots.shape != self.selected.shape:
             raise ValueError(f"slots and selected must both be [{rows}, top_k]")
         if self.splits < 1 or self.splits % shape.cluster:
             raise ValueError(f"splits must be a multiple of the cluster's {shape.cluster} thread blocks")
         if self.partial.numel() < self.workspace(shape, rows, heads, self.splits):
             raise ValueError("partial is too small for this many rows, heads and splits")
+        lse = self.lse
+        if lse is not None and (lse.shape != (rows, heads) or lse.dtype != torch.float32):
+            raise ValueError(f"lse must be [{rows}, {heads}] float32")
+        if self.splits == shape.cluster:
+            return  # nothing meets in global memory
         if self.arrived.numel() < self.arrivals(shape, rows, heads):
             raise ValueError("arrived is too small for this many rows and heads")

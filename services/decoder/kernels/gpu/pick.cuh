@@ -1,9 +1,9 @@
-// pick: the TOP_K - 1 largest of many keys, ascending by place, by one thread block; of equals the first.
+// pick: the PICKED largest of many keys, ascending by place, by one thread block; of equals the first.
 //
-// Knows keys and their places, not what they rank. THREADS (a power of two) and TOP_K must be defined before.
+// Knows keys and their places, not what they rank. THREADS (a power of two) and PICKED must be defined before.
 //
 //   range     smallest and largest key
-//   narrow    a histogram between them finds the bin of the TOP_K - 1st best; again within that bin while it
+//   narrow    a histogram between them finds the bin of the last that is wanted; again within that bin while it
 //             holds more than a warp can rank
 //   emit      what lies above, and as many of its equals as are wanted
 
@@ -17,12 +17,6 @@ static_assert((THREADS & (THREADS - 1)) == 0, "a power of two");
 
 __shared__ uint4 kept[KEPT / 4];
 __shared__ int4 bins[THREADS];  // counts; zero between uses
-
-// Keys compare as scores do; +0 and -0 are one.
-__device__ __forceinline__ u32 to_key(float score) {
-  const u32 bits = __float_as_uint(score + 0.f);
-  return bits ^ ((i32)bits < 0 ? 0xffffffffu : 0x80000000u);
-}
 
 // Sum of `own` over the threads of a warp up to this one.
 __device__ __forceinline__ i32 scan(i32 own, i32 lane_id) {
@@ -47,7 +41,7 @@ __device__ __forceinline__ void each(const u32* keys, i32 begin, i32 end, Visit 
   }
 }
 
-// The TOP_K - 1 best of `count` keys, ascending, into `out`; more than TOP_K - 1 keys, all threads together.
+// The PICKED best of `count` keys, ascending, into `out`; more than PICKED keys, all threads together.
 __device__ __forceinline__ void pick(const u32* keys, i32 count, i32* out) {
   __shared__ u32 lows[WARPS], highs[WARPS], list_key[32];
   __shared__ i32 totals[WARPS], insides[WARPS], list_index[32], gathered, found_bin, found_above, found_count;
@@ -76,7 +70,7 @@ __device__ __forceinline__ void pick(const u32* keys, i32 count, i32* out) {
   // ---- narrow: keys above `high` are wanted, of those from `low` to `high` (`inside` of them) the first `ties`
   const i32 stretch = (count + THREADS - 1) / THREADS * 32;
   const i32 begin = warp * stretch, end = min(count, begin + stretch);
-  i32 wanted = TOP_K - 1, inside, shift;
+  i32 wanted = PICKED, inside, shift;
   do {
     const u32 span = high - low;
     shift = max(0, 32 - __clz(span) - BIN_BITS);

@@ -17,6 +17,8 @@ from services.decoder.kernels.step_kernels import MissPlan
 
 BLOCKS = 64
 """Thread blocks of a launch, whatever the batch: half of an H200, and enough to fill the link."""
+AHEAD_BLOCKS = 16
+"""Of a launch beside other work: 256 KiB in flight, an eighth of an H200's multiprocessors. Not tuned yet."""
 _THREADS = 512
 _DEPTH = 2
 
@@ -39,6 +41,12 @@ class ReplayShape:
 
     block_bytes: int
     skip_io: bool = False
+    ahead: bool = False  # on a stream of its own, beside other work
+
+    @property
+    def thread_blocks(self) -> int:
+        """Of a launch."""
+        return AHEAD_BLOCKS if self.ahead else BLOCKS
 
     @property
     def defines(self) -> dict[str, int]:
@@ -53,7 +61,9 @@ class ReplayShape:
     @cached_property
     def kernel(self) -> Kernel:
         """Compiled and loaded at first use."""
-        return Kernel("replay", self.defines, threads=_THREADS, cluster=1, shared_bytes=0, overlaps=True)
+        # Ahead, what it waits for is another stream's, so there is no launch of its own to overlap with.
+        overlaps = not self.ahead
+        return Kernel("replay", self.defines, threads=_THREADS, cluster=1, shared_bytes=0, overlaps=overlaps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +90,7 @@ class ReplayCall:
             lanes=lanes,
             top_k=top_k,
         )
-        shape.kernel.launch(BLOCKS, parameters)
+        shape.kernel.launch(shape.thread_blocks, parameters)
 
     def check(self, shape: ReplayShape) -> None:
         """Refuse what the kernel would read wrongly; once, before the first launch.

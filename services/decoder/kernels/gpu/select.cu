@@ -14,7 +14,9 @@
 // Compile-time: TOP_K, KV_HEADS, GROUPS, GROUP_SIZE (query heads a KV head), HEAD_DIM, BLOCK_TOKENS,
 // BLOCKS_PER_PAGE, ELEMENT (0 float32, 1 bfloat16, 2 float16), THREADS.
 
+constexpr i32 PICKED = TOP_K - 1;  // beside the open block
 #include "pick.cuh"
+#include "sort_key.cuh"
 
 struct SelectParams {
   const char* query;        // [rows, KV_HEADS * GROUP_SIZE, HEAD_DIM], rows query_stride bytes apart

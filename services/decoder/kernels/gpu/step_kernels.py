@@ -117,12 +117,13 @@ class GpuKernels:
         call.launch(shape)
         return placement
 
-    def replay(self, layer: LayerStore, plan: MissPlan) -> None:
+    def replay(self, layer: LayerStore, plan: MissPlan, *, ahead: bool = False) -> None:
         """kernels/gpu/replay.cu."""
         block_bytes = layer.pool.shape[1] * layer.pool.element_size()
-        shape = self._same(ReplayShape(block_bytes, skip_io=self._skip_io))
+        shape = self._same(ReplayShape(block_bytes, skip_io=self._skip_io, ahead=ahead))
         arena = _reached(layer.arena).data_ptr()
-        call = ReplayCall(plan, arena, layer.pool, layer.counters, waited_until=self._waited_until)
+        clock = None if ahead else self._waited_until
+        call = ReplayCall(plan, arena, layer.pool, layer.counters, waited_until=clock)
         call.check(shape)
         call.launch(shape)
 
@@ -160,7 +161,13 @@ class GpuKernels:
         _, kv_heads, head_dim = key.shape
         shape = self._same(
             AppendShape(
-                head_dim, kv_heads, batch.groups, batch.block_tokens, batch.blocks_per_page, key.dtype
+                head_dim,
+                kv_heads,
+                batch.groups,
+                batch.block_tokens,
+                batch.blocks_per_page,
+                key.dtype,
+                sides=_sides(value),
             )
         )
         call = AppendCall(
@@ -225,10 +232,12 @@ class GpuKernels:
 
     def write_run(self, key: Tensor, value: Tensor, target: Tensor, pages: Tensor, first: int) -> None:
         """kernels/gpu/write_run.cu."""
-        key, value = _whole_tokens(key), _whole_tokens(value)
+        sides = _sides(value)
+        key, value = _whole_tokens(key), _whole_tokens(value) if sides == 2 else value
         _, kv_heads, head_dim = key.shape
         groups, page_tokens = target.shape[1:3]
-        shape = self._same(WriteRunShape(kv_heads, groups, head_dim * key.element_size(), page_tokens))
+        head_bytes = head_dim * key.element_size()
+        shape = self._same(WriteRunShape(kv_heads, groups, head_bytes, page_tokens, sides))
         call = WriteRunCall(key, value, target, pages, first)
         call.check(shape)
         call.launch(shape)
@@ -259,6 +268,11 @@ class GpuKernels:
 def _whole_tokens(side: Tensor) -> Tensor:
     """[tokens, heads, head_dim] with a token's heads side by side; transformers lays them apart."""
     return side if side.stride()[1:] == (side.shape[2], 1) else side.contiguous()
+
+
+def _sides(value: Tensor) -> int:
+    """Of a record: values without numbers are none."""
+    return 2 if value.shape[2] else 1
 
 
 def _reached(arena: Tensor | None) -> Tensor:

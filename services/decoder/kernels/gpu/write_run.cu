@@ -2,7 +2,8 @@
 //
 // The definition is the twin, kernels/write_run.py. Knows one layer's bytes, no history.
 //
-// Compile-time: KV_HEADS, GROUPS, HEAD_BYTES (of one head, multiple of 16), PAGE_TOKENS, THREADS.
+// Compile-time: KV_HEADS, GROUPS, SIDES (2: keys and values, 1: keys alone), HEAD_BYTES (of one head,
+// multiple of 16), PAGE_TOKENS, THREADS.
 
 struct WriteRunParams {
   const char* key;    // [tokens, KV_HEADS, HEAD_BYTES], tokens key_stride bytes apart
@@ -16,7 +17,7 @@ struct WriteRunParams {
 
 constexpr i32 HEAD = HEAD_BYTES / 16;
 constexpr i32 SIDE = KV_HEADS / GROUPS * HEAD;  // pieces of a record's keys
-constexpr i32 RECORD = 2 * SIDE;
+constexpr i32 RECORD = SIDES * SIDE;
 constexpr i32 ROW = GROUPS * RECORD;
 static_assert(HEAD * 16 == HEAD_BYTES, "a head must be whole 16-byte pieces");
 

@@ -35,6 +35,7 @@ class WriteRunShape:
     groups: int  # divides kv_heads
     head_bytes: int  # of one head's key, a multiple of 16
     page_tokens: int
+    sides: int = 2  # of a record: keys and values, or 1 where the key is all there is
 
     @property
     def defines(self) -> dict[str, int]:
@@ -42,6 +43,7 @@ class WriteRunShape:
         return {
             "KV_HEADS": self.kv_heads,
             "GROUPS": self.groups,
+            "SIDES": self.sides,
             "HEAD_BYTES": self.head_bytes,
             "PAGE_TOKENS": self.page_tokens,
             "THREADS": _THREADS,
@@ -58,7 +60,7 @@ class WriteRunCall:
     """One launch."""
 
     key: Tensor  # [tokens, kv_heads, head_dim], heads contiguous; tokens may lie apart
-    value: Tensor  # likewise
+    value: Tensor  # likewise; of no numbers in a record of one side
     target: Tensor  # [all pages, groups, page_tokens, record elements] contiguous
     pages: Tensor  # [n] int32
     first: int
@@ -75,7 +77,7 @@ class WriteRunCall:
             first=self.first,
             tokens=self.key.shape[0],
         )
-        pieces = self.key.shape[0] * 2 * shape.kv_heads * shape.head_bytes // 16
+        pieces = self.key.shape[0] * shape.sides * shape.kv_heads * shape.head_bytes // 16
         shape.kernel.launch(-(-pieces // _THREADS), parameters)
 
     def check(self, shape: WriteRunShape) -> None:
@@ -85,7 +87,9 @@ class WriteRunCall:
             ValueError: a shape, dtype or layout that is off, by name.
         """
         tokens, kv_heads, head_dim = self.key.shape
-        for name in ("key", "value"):
+        if shape.sides == 1 and self.value.numel():
+            raise ValueError("value must be empty where a record has one side")
+        for name in ("key", "value")[: shape.sides]:
             tensor: Tensor = getattr(self, name)
             if tensor.shape != self.key.shape or tensor.dtype != self.target.dtype:
                 raise ValueError(f"{name} must be {self.target.dtype} {list(self.key.shape)}")
@@ -94,7 +98,7 @@ class WriteRunCall:
                 raise ValueError(f"{name}'s tokens must be contiguous and start at multiples of 16 bytes")
         if (kv_heads, head_dim * self.key.element_size()) != (shape.kv_heads, shape.head_bytes):
             raise ValueError(f"key must be of {shape.kv_heads} heads of {shape.head_bytes} bytes")
-        wanted = (shape.groups, shape.page_tokens, 2 * kv_heads // shape.groups * head_dim)
+        wanted = (shape.groups, shape.page_tokens, shape.sides * kv_heads // shape.groups * head_dim)
         if self.target.shape[1:] != wanted or not self.target.is_contiguous():
             raise ValueError(f"target must be contiguous [pages, {', '.join(map(str, wanted))}]")
         if self.pages.dtype != torch.int32 or not self.pages.is_contiguous():

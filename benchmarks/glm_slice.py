@@ -1,0 +1,215 @@
+"""One GPU's share of GLM-5.1 / 5.2 on eight, decoding at fixed lengths: what KV in host memory is worth.
+
+    python -m benchmarks.glm_slice [--models glm-5.1,glm-5.2] [--contexts 32768,163840] [--modes full,...]
+
+Real shapes, random bf16 weights, 12 of 78 layers with 1/8 of the experts, and 12/78 of the memory that a GPU
+of the deployment has left for KV (glm_shapes.py). The router picks its 8 experts among the 32 that are here.
+The indexer runs; its choice is replaced by a trace that misses as the published model does
+(selection_trace.py). One GPU has the host link to itself here, where eight share two sockets' memory.
+
+Modes: `full`; `sync`, tiered with every fetch in its turn; `prefetch`, those of layers that share a choice
+ahead of it; `no_io`, the bound: the same bookkeeping, no bytes. Rows are elastic, down to 4,096 hot slots
+each; lines with capacity 4096 have exactly as many. A run of one model fits ten minutes; lines of models and
+contexts that were not asked for stay in the result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from benchmarks import report
+from benchmarks.glm_rig import Trace, engine_in_mid_answer, shed
+from benchmarks.glm_shapes import SHARING, SliceMemory, levels, slice_config, whole_config
+from benchmarks.selection_trace import choices
+from benchmarks.synthetic import synthetic_spec
+from services.decoder.engine.offline import OfflineEngine
+from services.decoder.kernels.counter import Counter
+from services.decoder.models.causal_lm import CausalLM
+from services.decoder.models.weights import random_weights
+
+FIXED = 4096
+WARM_STEPS, STEPS = 40, 32
+SETTINGS: Mapping[str, Mapping[str, object]] = {
+    "full": {"kv_mode": "full"},
+    "sync": {"prefetch": False},
+    "prefetch": {},
+    "no_io": {"probe_no_io": True},
+}
+MOST_LEVELS = 12
+GOALS = {("glm-5.1", 32768): 3.1, ("glm-5.1", 163840): 2.9}  # best tok/s of tiered over best of full
+
+
+class Case(NamedTuple):
+    """One engine: the rows it begins with, and those it is measured with."""
+
+    mode: str
+    capacity: str  # of a row: all, elastic or 4096 slots
+    levels: list[int]
+
+
+def cases_of(memory: SliceMemory, modes: Iterable[str], *, shares: bool) -> list[Case]:
+    """What fits; without shared choices nothing can be fetched ahead."""
+    full, tiered = memory.full_rows, memory.tiered_rows(FIXED)
+    found = []
+    for mode in modes:
+        if mode == "full":
+            if full:
+                found.append(Case(mode, "all", levels(full)))
+        elif (shares or mode != "prefetch") and tiered:
+            found.append(Case(mode, "elastic", levels(tiered, (full,))))
+    best = next((mode for mode in ("prefetch", "sync") if any(case.mode == mode for case in found)), None)
+    if best is not None:
+        found += [Case(best, str(FIXED), [rows]) for rows in sorted({full, tiered} - {0})]
+    return found
+
+
+def settings_of(case: Case, memory: SliceMemory) -> dict[str, object]:
+    """Of the case's engine."""
+    rows = case.levels[0]
+    changes = dict(SETTINGS[case.mode])
+    if case.mode == "full":
+        return changes
+    hot_bytes = memory.elastic_bytes(rows) if case.capacity == "elastic" else rows * FIXED * memory.slot_bytes
+    return changes | {"hot_tokens": FIXED, "hot_bytes": hot_bytes}
+
+
+def measured(engine: OfflineEngine, case: Case) -> list[dict[str, Any]]:
+    """A line a level, the most rows first; in between the last rows end, and the others get their slots."""
+    lines = []
+    for rows in case.levels:
+        shed(engine, rows)
+        for _ in range(WARM_STEPS):
+            engine.step()
+        engine.counters().zero_()
+        taken = []
+        for _ in range(STEPS):
+            begun = time.perf_counter()
+            engine.step()
+            engine.runner.wait()
+            taken.append(time.perf_counter() - begun)
+        totals = engine.counters().sum(0).tolist()
+        seconds = statistics.median(taken)
+        lines.append(
+            {
+                "mode": case.mode,
+                "capacity": case.capacity,
+                "concurrency": rows,
+                "tok_s": rows / seconds,
+                "tpot_ms": 1e3 * seconds,
+                "misses_a_row": totals[Counter.MISSES] / (rows * STEPS),
+                "waited_ms": totals[Counter.NANOSECONDS] / STEPS / 1e6,
+            }
+        )
+    return lines
+
+
+def compared(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The lines with exposed fetch time and share of the bound, where the bound was measured."""
+    bound = {line["concurrency"]: line["tpot_ms"] for line in lines if line["mode"] == "no_io"}
+    for line in lines:
+        at = bound.get(line["concurrency"])
+        tiered = line["mode"] in ("sync", "prefetch", "hits_first")
+        line["exposed_fetch_ms"] = line["tpot_ms"] - at if tiered and at is not None else 0.0
+        line["of_bound"] = at / line["tpot_ms"] if tiered and at is not None else None
+    return lines
+
+
+def summary(lines: list[dict[str, Any]]) -> dict[str, float]:
+    """Best tokens a second by mode, and their ratio to `full`'s."""
+    best: dict[str, float] = {}
+    for line in lines:
+        best[line["mode"]] = max(best.get(line["mode"], 0.0), line["tok_s"])
+    ratios = {f"{mode}_over_full": value / best["full"] for mode, value in best.items() if "full" in best}
+    return {**{f"{mode}_tok_s": value for mode, value in best.items()}, **ratios}
+
+
+def merged(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """`old` without what `new` measured again."""
+
+    def case(line: dict[str, Any]) -> tuple[object, ...]:
+        return tuple(line[name] for name in ("model", "context", "mode", "capacity"))
+
+    again = {case(line) for line in new}
+    return [*(line for line in old if case(line) not in again), *new]
+
+
+def run(
+    name: str, contexts: list[int], modes: list[str], index_dtype: str
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """One model's lines, and what each context comes to."""
+    device, dtype = torch.device("cuda:0"), torch.bfloat16
+    config, whole = slice_config(name), whole_config(name)
+    spec = synthetic_spec(config)
+    model = CausalLM(spec, dtype, device, model=random_weights(spec, dtype, device, 0))
+    rows: list[dict[str, Any]] = []
+    sums: dict[str, Any] = {}
+    total = torch.cuda.get_device_properties(device).total_memory
+    steps = MOST_LEVELS * (WARM_STEPS + STEPS) + 8
+    for context in contexts:
+        longest = -(-(context + steps) // 64) * 64
+        memory = SliceMemory.of(config, whole, total, longest, coded=index_dtype == "float8")
+        cases = cases_of(memory, modes, shares=bool(SHARING[name]))
+        most = max((case.levels[0] for case in cases), default=0)
+        print(f"{name} at {context}: {memory.kv_bytes / 1e9:.2f} GB of KV, {memory.full_rows} rows in full, "
+              f"{memory.tiered_rows(FIXED)} tiered", flush=True)  # fmt: skip
+        chosen = choices(most, context, config.index_topk - 1, steps, device)
+        lines = []
+        for case in cases:
+            engine = engine_in_mid_answer(
+                model,
+                Trace(chosen[:, : case.levels[0]].contiguous(), context),
+                rows=case.levels[0],
+                context=context,
+                longest=longest,
+                changes=settings_of(case, memory) | {"index_dtype": index_dtype},
+            )
+            lines += measured(engine, case)
+            del engine
+            gc.collect()
+            torch.cuda.empty_cache()
+        for line in compared(lines):
+            line |= {"model": name, "context": context, "index_dtype": index_dtype}
+            print("  ".join(f"{key}={_short(value)}" for key, value in line.items()), flush=True)
+            rows.append(line)
+        sums[f"{name}:{context}"] = summary(lines)
+    return rows, sums
+
+
+def _short(value: object) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def main() -> None:
+    """Measure, print, write JSON."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--models", default=",".join(SHARING))
+    parser.add_argument("--contexts", default="32768,163840")
+    parser.add_argument("--modes", default=",".join(SETTINGS))
+    parser.add_argument("--index-dtype", default="float8", choices=("auto", "float8"))
+    wanted = parser.parse_args()
+    contexts = [int(context) for context in wanted.contexts.split(",")]
+    path = report.RESULTS / "glm_slice.json"
+    known: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {"rows": [], "sums": {}}
+    for name in wanted.models.split(","):
+        rows, sums = run(name, contexts, wanted.modes.split(","), wanted.index_dtype)
+        known = {"rows": merged(known["rows"], rows), "sums": known["sums"] | sums}
+        for (model, context), goal in GOALS.items():
+            found = known["sums"].get(f"{model}:{context}", {}).get("sync_over_full")
+            if model == name and found is not None:
+                print(f"{model}_{context}_over_full={found:.2f} goal={goal}")
+        note = "one GPU, which has the host link to itself; bf16 weights and records"
+        report.write("glm_slice", {**report.gpu(), "note": note, **known})
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()

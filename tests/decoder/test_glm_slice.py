@@ -1,0 +1,178 @@
+"""The slice of GLM: its arithmetic against the engine's own, its trace against the published figures."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks.glm_rig import Trace, engine_in_mid_answer
+from benchmarks.glm_shapes import (
+    SHARING,
+    SliceMemory,
+    levels,
+    rank_weight_bytes,
+    slice_config,
+    whole_config,
+)
+from benchmarks.glm_slice import FIXED, cases_of, compared, measured, merged, settings_of, summary
+from benchmarks.selection_trace import choices
+from benchmarks.synthetic import synthetic_spec
+from services.decoder.models.causal_lm import CausalLM
+from services.decoder.models.weights import random_weights
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+CPU, META = torch.device("cpu"), torch.device("meta")
+H200_BYTES = 143_771 * 2**20
+CONTEXT, LONGEST, TOP_K = 150, 320, 16
+TINY: dict[str, object] = {
+    "hidden_size": 64,
+    "moe_intermediate_size": 32,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 48,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 24,
+    "v_head_dim": 20,
+    "index_head_dim": 32,
+    "index_topk": TOP_K,
+    "num_hidden_layers": 4,
+    "vocab_size": 211,
+    "max_position_embeddings": 512,
+}
+
+
+@pytest.fixture(scope="module")
+def model() -> CausalLM:
+    spec = synthetic_spec(slice_config("glm-5.2", **TINY))
+    return CausalLM(spec, torch.float32, CPU, model=random_weights(spec, torch.float32, CPU, 0))
+
+
+def tiny_memory(rows: int, slots: int) -> SliceMemory:
+    """Of TINY in float32, with room for exactly so many rows."""
+    config = slice_config("glm-5.2", **TINY)
+    one = SliceMemory.of(config, whole_config("glm-5.2"), H200_BYTES, LONGEST, itemsize=4)
+    kv_bytes = rows * (one.resident_bytes + slots * one.slot_bytes)
+    return SliceMemory(kv_bytes, LONGEST, one.record_bytes, one.index_bytes, one.table_bytes, one.slot_bytes)
+
+
+@pytest.mark.parametrize("name", SHARING)
+def test_a_ranks_weights_are_the_models(name: str) -> None:
+    """Of a model without dealt-out experts and of one GPU, which a fraction of the layers stands for."""
+    changes: dict[str, object] = {"num_hidden_layers": 4, "n_routed_experts": 8, "vocab_size": 1024}
+    config = slice_config(name, **changes)
+    spec = synthetic_spec(config)
+    module = random_weights(spec, torch.bfloat16, META, 0)
+    parts = {"expert": 0, "embedding": 0, "other": 0}
+    for parameter_name, parameter in module.named_parameters():
+        kind = "expert" if ".experts." in parameter_name else "other"
+        kind = "embedding" if "embed_tokens" in parameter_name or "lm_head" in parameter_name else kind
+        if parameter.dim() > 1:
+            parts[kind] += parameter.numel()
+    expected = parts["expert"] // 8 + parts["embedding"] * 2 // 8 + parts["other"]
+    counted = rank_weight_bytes(config)
+    assert 0 <= expected - counted < 0.002 * expected, "router and weights of index heads are left out"
+
+
+def test_capacities_are_those_of_the_deployment() -> None:
+    """Rows that fit, by hand: 5.16 GB; a token keeps 13,824 B, 3,072 B of index and 48 B of tables."""
+    memory = SliceMemory.of(slice_config("glm-5.1"), whole_config("glm-5.1"), H200_BYTES, 33_640)
+    assert memory.kv_bytes == pytest.approx((0.94 * H200_BYTES - 108.17e9) * 12 / 78, rel=1e-3)
+    assert (memory.record_bytes, memory.index_bytes, memory.table_bytes) == (13_824, 3_072, 48)
+    assert memory.full_rows == int(5.1598e9 / (33_640 * 16_896)) == 9
+    assert memory.tiered_rows(FIXED) == int(5.1598e9 / (33_640 * 3_120 + 4096 * 13_920)) == 31
+    coded = SliceMemory.of(slice_config("glm-5.1"), whole_config("glm-5.1"), H200_BYTES, 33_640, coded=True)
+    assert (coded.index_bytes, coded.tiered_rows(FIXED)) == (12 * 144, 44)
+    shared = SliceMemory.of(slice_config("glm-5.2"), whole_config("glm-5.2"), H200_BYTES, 33_640)
+    assert shared.index_bytes * 4 == memory.index_bytes
+    assert list(whole_config("glm-5.2").indexer_types).count("full") == 21
+    assert list(slice_config("glm-5.2").indexer_types).count("full") == 3
+    rows = memory.tiered_rows(FIXED)
+    assert rows * FIXED * memory.slot_bytes <= memory.elastic_bytes(rows)
+    assert memory.elastic_bytes(rows + 1) < (rows + 1) * FIXED * memory.slot_bytes
+
+
+def test_levels_reach_the_limit() -> None:
+    assert levels(31, (9,)) == [31, 16, 9, 8, 4, 2, 1]
+    assert levels(1) == [1]
+    assert levels(2, (5,)) == [2, 1]
+
+
+@pytest.mark.parametrize("mode", ["full", "tiered"])
+def test_a_row_takes_what_was_counted(model: CausalLM, mode: str) -> None:
+    memory = tiny_memory(rows=3, slots=40)
+    trace = Trace(choices(3, CONTEXT, TOP_K - 1, LONGEST - CONTEXT, CPU), CONTEXT)
+    changes: dict[str, object] = {"kv_mode": mode}
+    if mode == "tiered":
+        changes |= {"hot_tokens": 40, "hot_bytes": memory.elastic_bytes(3)}
+    engine = engine_in_mid_answer(
+        model, trace, rows=3, context=CONTEXT, longest=LONGEST, changes=changes, device="cpu"
+    )
+    plan = engine.plan
+    assert plan.index_bytes == 3 * LONGEST * memory.index_bytes
+    if mode == "full":
+        assert plan.resident_bytes == 3 * LONGEST * memory.record_bytes
+        return
+    assert plan.hot_bytes == 3 * 40 * memory.record_bytes
+    tables = plan.table_bytes - 3 * 40 * (memory.slot_bytes - memory.record_bytes)
+    small = 4 * 3 * 2 * plan.max_pages + 4 * 3 * (plan.hot_classes[0].most + 1)
+    assert tables - small == 3 * LONGEST * memory.table_bytes
+
+
+@pytest.mark.parametrize("mode", ["full", "sync", "prefetch"])
+def test_lines_of_a_case(model: CausalLM, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer rows step by step; they miss what the trace says, and never where everything is resident."""
+    monkeypatch.setattr("benchmarks.glm_slice.WARM_STEPS", 6)
+    monkeypatch.setattr("benchmarks.glm_slice.STEPS", 4)
+    monkeypatch.setattr("benchmarks.glm_slice.FIXED", TOP_K + 1)
+    memory = tiny_memory(rows=12 if mode == "full" else 3, slots=TOP_K + 1)
+    case = next(case for case in cases_of(memory, [mode], shares=True) if case.mode == mode)
+    assert case.levels[0] == (2 if mode == "full" else 3)
+    trace = Trace(choices(case.levels[0], CONTEXT, TOP_K - 1, LONGEST - CONTEXT, CPU), CONTEXT)
+    rows, changes = case.levels[0], settings_of(case, memory)
+    engine = engine_in_mid_answer(
+        model, trace, rows=rows, context=CONTEXT, longest=LONGEST, changes=changes, device="cpu"
+    )
+    lines = measured(engine, case)
+    assert [line["concurrency"] for line in lines] == case.levels
+    assert len(engine.scheduler.running) == 1
+    for line in lines:
+        assert line["tok_s"] == pytest.approx(1e3 * line["concurrency"] / line["tpot_ms"])
+    if mode == "full":
+        assert not any(line["misses_a_row"] for line in lines)
+    else:
+        assert lines[0]["misses_a_row"] > lines[-1]["misses_a_row"], "who is alone has more slots"
+
+
+def test_what_is_exposed_and_what_is_best() -> None:
+    lines = [
+        {"mode": "full", "concurrency": 2, "tok_s": 100.0, "tpot_ms": 20.0},
+        {"mode": "sync", "concurrency": 2, "tok_s": 90.0, "tpot_ms": 22.0},
+        {"mode": "sync", "concurrency": 8, "tok_s": 320.0, "tpot_ms": 25.0},
+        {"mode": "no_io", "concurrency": 8, "tok_s": 400.0, "tpot_ms": 20.0},
+    ]
+    assert [line["exposed_fetch_ms"] for line in compared(lines)] == [0.0, 0.0, 5.0, 0.0]
+    assert [line["of_bound"] for line in lines] == [None, None, 0.8, None]
+    assert summary(lines)["sync_over_full"] == 3.2
+    assert "sync_over_full" not in summary(lines[1:])
+
+
+def test_a_part_of_a_run_leaves_the_others_lines() -> None:
+    def line(model: str, mode: str, tok_s: float) -> dict[str, object]:
+        return {"model": model, "context": 32, "mode": mode, "capacity": "all", "tok_s": tok_s}
+
+    kept = merged([line("a", "full", 1), line("a", "sync", 2), line("b", "full", 3)], [line("a", "full", 4)])
+    assert kept == [line("a", "sync", 2), line("b", "full", 3), line("a", "full", 4)]
+
+
+def test_the_trace_changes_as_fast_as_published() -> None:
+    """30% of a choice is new (B = k in the paper's table), the newest token and one step apart."""
+    chosen = choices(1, 100_384, 2_047, 9, CPU)[:, 0]
+    assert chosen.shape == (9, 2_047)
+    assert bool((chosen[:, 1:] > chosen[:, :-1]).all())
+    assert bool((chosen[:, :4] == torch.arange(4)).all()), "the first tokens are always chosen"
+    new = [1 - torch.isin(chosen[i], chosen[i - 1]).float().mean().item() for i in range(1, 9)]
+    assert sum(new) / len(new) == pytest.approx(0.30, abs=0.02)
