@@ -38,7 +38,7 @@ class DecoderSettings(ServiceSettings):
         10.0,
         gt=0,
         le=600,
-        description="seconds that a remote kvstore may take for bytes before requests fail",
+        description="seconds a remote kvstore may take for bytes, or be out of reach, before requests fail",
     )
     ucx_tls: str = Field(
         "tcp,sm,self", min_length=1, description="lanes to a remote kvstore that UCX may use, as UCX_TLS"

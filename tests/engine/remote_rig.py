@@ -7,15 +7,20 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from services.contract.file_header import read_file_header
+from services.contract.layout import FILE_HEADER_BYTES
+from services.decoder.engine.host_pages import HostPage
 from services.decoder.engine.offline import OfflineEngine
 from services.decoder.engine.sequence import Sampling
 from services.decoder.engine.sequence import Sequence as Row
+from services.decoder.engine.store_session import StoreSession
 from services.decoder.settings import DecoderSettings
-from tests.engine.processes import FLAGS, Engine, Keeper, KvStore, eventually
+from tests.engine.processes import FLAGS, PATIENCE_SECONDS, Engine, Keeper, KvStore, eventually
 
 IN_TIME = 60.0  # of an error that is due after two seconds: the machine may be busy
 ARENA_BYTES = 16 * 2**20
-TRANSPORTS = {
+TRANSPORTS: dict[str, tuple[str, ...]] = {
+    "mapped": (),  # for comparison
     "tcp": ("--data-transport=tcp",),
     "ucx-shm": ("--data-transport=ucx", "--ucx-tls=sm,self", "--ucx-lanes=shm"),
     "ucx-tcp": ("--data-transport=ucx", "--ucx-tls=tcp,self", "--ucx-lanes=tcp"),
@@ -43,7 +48,34 @@ def answers(model: Path, tokens: Sequence[int], **changes: object) -> list[list[
 def remote(flags: Sequence[str]) -> dict[str, object]:
     """What an engine must be told beside a store with these flags."""
     ucx = (flag.removeprefix("--").split("=") for flag in flags if flag.startswith("--ucx"))
-    return {"store_access": "remote", "port": 0, **{name.replace("-", "_"): value for name, value in ucx}}
+    access = "remote" if flags else "mapped"
+    return {"store_access": access, "port": 0, **{name.replace("-", "_"): value for name, value in ucx}}
+
+
+class Crowd:
+    """Another client of a store, which takes pages from under everybody's nose and gives them back."""
+
+    def __init__(self, store: KvStore) -> None:
+        """An engine has attached before."""
+        with store.arena.open("rb") as file:
+            header = read_file_header(memoryview(file.read(FILE_HEADER_BYTES)))
+        assert header is not None
+        self._session = StoreSession(store.address, "crowd")
+        self._session.attach(header.fingerprint, header.page_tokens, header.planes, PATIENCE_SECONDS)
+        self._taken: list[HostPage] = []
+
+    def take(self, leave: int = 0) -> None:
+        """All pages that nobody holds, but so many."""
+        self._session.match([])
+        while (more := self._session.free - leave) > 0:
+            self._taken += self._session.exchange([], more) or ()
+
+    def give_back(self) -> None:
+        taken, self._taken = self._taken, []
+        self._session.exchange(taken, 0)
+
+    def close(self) -> None:
+        self._session.close()
 
 
 class Rig:
@@ -124,6 +156,27 @@ class Rig:
         self.store = self._keep(
             KvStore(self._directory, ARENA_BYTES, listen=address, flags=self._flags, before=self._before)
         )
+
+    def waits(self, seconds: float = 0.5) -> None:
+        """Wait until the engine has nothing but one that waits, and see that it stays so."""
+
+        def waiting() -> bool:
+            now = self.engine.stats()
+            return now.requests_waiting == 1 and not now.requests_running
+
+        eventually("it waits", waiting)
+        time.sleep(seconds)
+        assert waiting()
+
+    def unlink(self) -> None:
+        """Take the store's arena away; it ends, and says why."""
+        self.store.arena.unlink()
+        self.store_gives_up()
+
+    def store_gives_up(self) -> None:
+        """Wait until it has."""
+        assert self.store.wait() == 2
+        assert "was removed while kvstore ran; start it again" in self.store.text
 
     def until_right(self, number: int) -> None:
         """Ask again and again until the answer is right: no restart of anything is needed."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from services.contract.errors import Unavailable
 from services.decoder.engine.host_pages import HostPage
 from services.decoder.engine.loop import Loop
 from services.decoder.engine.offline import OfflineEngine
@@ -21,7 +22,7 @@ from tests.decoder import checkpoints
 class Rig:
     """A loop stepped by hand, with a clock that stands still."""
 
-    def __init__(self, path: Path, queue_seconds: float) -> None:
+    def __init__(self, path: Path, queue_seconds: float, store_seconds: float = 0.0) -> None:
         settings = DecoderSettings.model_validate(
             {
                 "model": checkpoints.save(path, "llama"),
@@ -38,6 +39,7 @@ class Rig:
             self.engine.runner,
             self.news.extend,
             queue_seconds=queue_seconds,
+            store_seconds=store_seconds,
             clock=lambda: self.now,
         )
 
@@ -155,3 +157,38 @@ def test_who_hears_of_an_end_finds_its_pages(tmp_path: Path) -> None:
     while not found:
         loop.step()
     assert len(found[0]) == 1
+
+
+@pytest.mark.parametrize("store_seconds", [2.0, 0.0])
+def test_a_store_that_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store_seconds: float) -> None:
+    """Who holds its pages is told in time, or waits as long as it takes; who holds none always waits."""
+
+    def away(*_: object) -> list[HostPage]:
+        raise Unavailable("nobody is there")
+
+    rig = Rig(tmp_path, queue_seconds=0, store_seconds=store_seconds)
+    holds = Sequence("holds", 0, [5 + i % 9 for i in range(60)], Sampling(), seed=0, max_tokens=40)
+    rig.loop.submit([holds])
+    rig.loop.step()
+    waits = rig.ask("waits")
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.engine.host, "exchange", away)
+        while rig.loop.step():
+            assert holds.finish is None, "it never needed another page"
+        rig.now = 1.9
+        assert not rig.loop.step()
+        assert holds.finish is None
+        rig.now = 2.1
+        assert not rig.loop.step()
+        assert waits.finish is None
+        assert holds.finish is (Finish.ERROR if store_seconds else None)
+    while rig.engine.scheduler.has_work:
+        rig.loop.step()
+    assert waits.finish is Finish.LENGTH
+    if store_seconds:
+        assert holds.error == "the store did not answer within 2 s (nobody is there); send the request again"
+    else:
+        assert holds.finish is Finish.LENGTH
+    rig.loop.check_integrity()
+    assert (rig.loop.stats().integrity_violations, rig.engine.host.lent) == (0, 0)
+    assert not rig.engine.scheduler.has_work

@@ -1,4 +1,4 @@
-"""A remote engine whose store stops, dies, or comes back as another: right text or a clear error, in time.
+"""A remote engine whose store stops, dies, is full, or comes back as another: right text or a clear error.
 
 Each time before a request, in the middle of one, and between two; then all goes on without a restart.
 """
@@ -8,17 +8,19 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from tests.decoder import checkpoints
 from tests.engine.processes import Keeper, eventually
-from tests.engine.remote_rig import Rig, answers
+from tests.engine.remote_rig import Crowd, Rig, answers
 
 SECONDS = 2.0
 SLOW = pytest.mark.slow
 LONG = 2  # the prompt with the longest answer
+LONG_PAGES = 8  # what 300 tokens need, and a third of their answer
 
 
 @pytest.fixture(scope="module")
@@ -106,3 +108,45 @@ def test_with_time_enough_an_interruption_is_a_delay(rig: Rig) -> None:
     rig.start_again()  # another epoch, the same pages
     assert rig.outcome(name) == ""
     assert "session_taken_up" in rig.engine.text
+
+
+@SLOW
+@pytest.mark.parametrize("transport", ["tcp", "ucx-shm", "ucx-tcp"])
+def test_an_arena_that_is_taken_away(rig: Rig) -> None:
+    """Its store ends; one with another arena takes its place."""
+    rig.struck(LONG, rig.unlink)
+    rig.start_again(anew=True)
+    rig.until_right(0)
+    rig.unlink()  # between
+    rig.start_again(anew=True)
+    rig.until_right(1)
+    rig.store.arena.unlink()  # before: for a moment the store does not know
+    name = rig.ask(0)
+    rig.store_gives_up()
+    rig.start_again(anew=True)
+    rig.outcome(name)
+    rig.until_right(0)
+
+
+@pytest.mark.parametrize(
+    "transport", ["tcp", *(pytest.param(name, marks=SLOW) for name in ("mapped", "ucx-shm", "ucx-tcp"))]
+)
+def test_a_store_that_is_full(rig: Rig) -> None:
+    """Who finds no page waits, as beside a mapped arena, and goes on with the right tokens."""
+    with closing(Crowd(rig.store)) as crowd:
+        crowd.take(leave=LONG_PAGES)
+        name = rig.ask(LONG)  # its prompt finds room, its answer does not
+        eventually("it runs out of pages", lambda: rig.engine.stats().pages_given_up > 0)
+        rig.waits()
+        assert 0 < len(rig.engine.tokens(name)) < len(rig.expected[LONG])
+        crowd.give_back()
+        assert rig.outcome(name) == ""
+        crowd.take()  # before
+        name = rig.ask(0)
+        rig.waits()
+        assert not rig.engine.tokens(name)
+        crowd.give_back()
+        assert rig.outcome(name) == ""
+        crowd.take()  # between
+        crowd.give_back()
+        assert rig.says(1) == ""

@@ -142,6 +142,7 @@ def load(
             runner,
             servicer.publish,
             queue_seconds=settings.queue_seconds,
+            store_seconds=settings.store_seconds if settings.store_access == "remote" else 0.0,
             seals_first=settings.prefill_only,
         ),
         runner=runner,

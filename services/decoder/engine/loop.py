@@ -55,6 +55,7 @@ class Loop:
         publish: Callable[[News], None],
         *,
         queue_seconds: float = 0.0,
+        store_seconds: float = 0.0,
         seals_first: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -65,6 +66,7 @@ class Loop:
             runner: likewise.
             publish: gets news.
             queue_seconds: how long a choice may wait for its first row; 0 = for ever.
+            store_seconds: how long a choice with pages may wait for a store that is away; 0 = for ever.
             seals_first: whoever hears of an end can find its pages in the store.
             clock: monotonic seconds.
         """
@@ -72,6 +74,8 @@ class Loop:
         self._runner = runner
         self._publish = publish
         self._queue_seconds = queue_seconds
+        self._store_seconds = store_seconds
+        self._away_since: float | None = None
         self._seals_first = seals_first
         self._clock = clock
         self._lock = threading.Condition()
@@ -154,6 +158,7 @@ class Loop:
             plan, news = self._stepper.step()
         except Unavailable as error:
             _log.warning("step_delayed error=%s", error)
+            self._end_overdue(error)
             return False
         except PagesLost as error:
             self._lose_pages(error)
@@ -161,6 +166,7 @@ class Loop:
         except StepFailed as error:
             self._fail(error.plan.sequences, _reason(error))
             return True
+        self._away_since = None
         if self._seals_first and any(sequence.finish for sequence, _ in news):
             self._seal()
         with self._lock:
@@ -207,6 +213,17 @@ class Loop:
     def _lose_pages(self, error: PagesLost) -> None:
         _log.error("pages_lost error=%s", error)
         self._fail([*self._scheduler.running, *self._scheduler.waiting], str(error), holders_only=True)
+
+    def _end_overdue(self, error: Unavailable) -> None:
+        """After `store_seconds` without a step, end who holds pages of a store that may never come back."""
+        now = self._clock()
+        if self._away_since is None:
+            self._away_since = now
+        if self._store_seconds and now - self._away_since >= self._store_seconds:
+            reason = (
+                f"the store did not answer within {self._store_seconds:g} s ({error}); send the request again"
+            )
+            self._fail([*self._scheduler.running, *self._scheduler.waiting], reason, holders_only=True)
 
     def _fail(self, busy: list[Sequence], reason: str, *, holders_only: bool = False) -> None:
         """End every sequence of a step whose result is unknown, or whose host pages are gone."""
