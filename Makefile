@@ -22,7 +22,7 @@ FIND_PYTHON = for python in $(or $(PYTHON),$(BIN)/python python3 python3.13 pyth
   install one, or name it: make PYTHON=/path/to/python3.12" >&2; exit 1; }
 INSTALL = @$(FIND_PYTHON); "$$python" -m deploy.install $(if $(PYTHON),--remake)
 
-.PHONY: run test test-slow test-routers soak test-gpu test-browser compose-cpu compose-gpu compose-test lock check stubs dashboards docs clean help
+.PHONY: run test test-slow test-routers test-clients soak test-gpu test-browser compose-cpu compose-gpu compose-test lock check stubs dashboards docs clean help
 
 run: ## serve on http://127.0.0.1:$(PORT), kvstore and decoder, until Ctrl-C
 	$(INSTALL) decoder $(GPU) && exec $(BIN)/hotset serve --port "$$PORT" $${MODEL:+--model "$$MODEL"} \
@@ -36,6 +36,9 @@ test-slow: ## the tests that take minutes
 
 test-routers: ## two nodes behind vllm-router and behind sglang-router
 	$(INSTALL) decoder gpu ucx events test routers && exec $(BIN)/python -m pytest -m slow tests/routers $(PYTEST_ARGS)
+
+test-clients: ## clients and load generators that others wrote, from their registries, against a live server
+	$(INSTALL) decoder gpu ucx events test && exec $(BIN)/python -m pytest -m slow tests/clients $(PYTEST_ARGS)
 
 soak: ## ten minutes of random requests and aborts on tiny pools
 	$(INSTALL) decoder gpu test && exec $(BIN)/python -m tests.soak $(SOAK_ARGS)

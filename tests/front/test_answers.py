@@ -108,6 +108,24 @@ def test_the_shape_of_a_chat_stream(front: LiveFront) -> None:
     assert all("usage" not in chunk for chunk in without)
 
 
+def test_counts_so_far_in_every_chunk(front: LiveFront) -> None:
+    counted = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    salt = orders(say="one two three")
+    for answer in (front.chat(cache_salt=salt, **counted), front.complete(cache_salt=salt, **counted)):
+        chunks = chunks_of(answer)
+        usages = [chunk["usage"] for chunk in chunks]
+        tokens = [usage["completion_tokens"] for usage in usages]
+        with_text = [chunk for chunk in chunks[:-1] if _streamed_text([chunk])]
+        assert tokens == sorted(tokens)
+        assert [chunk["usage"]["completion_tokens"] for chunk in with_text] == [1, 2, 3]
+        assert tokens[-1] == 4  # the end token
+        assert {usage["prompt_tokens"] for usage in usages} == {usages[-1]["prompt_tokens"]}
+        assert all(
+            usage["total_tokens"] == usage["prompt_tokens"] + n
+            for usage, n in zip(usages, tokens, strict=True)
+        )
+
+
 def test_openai_python_reads_the_streams(front: LiveFront) -> None:
     salt = {"cache_salt": orders(say="one two three")}
     with front.client() as client:

@@ -40,6 +40,11 @@ FIELDS: dict[str, tuple[dict[str, Any], str, str]] = {
     "top without logprobs": ({"top_logprobs": 2}, "top_logprobs", "invalid_value"),
     "top too many": ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "invalid_value"),
     "logprobs as a count": ({"logprobs": 2}, "logprobs", "invalid_type"),
+    "counts in every chunk, and none": (
+        {"stream": True, "stream_options": {"continuous_usage_stats": True}},
+        "stream_options.continuous_usage_stats",
+        "invalid_value",
+    ),
     "stream options without a stream": ({"stream_options": {}}, "stream_options", "invalid_value"),
     "unknown stream option": (
         {"stream": True, "stream_options": {"include_all": True}},

@@ -62,6 +62,8 @@ def test_flags_and_targets_exist(document: Path) -> None:
         "--help",
         "--no-deps",
         "--strict",
+        *("--backend", "--url", "--endpoint-type", "--streaming", "--extra-inputs"),
+        *("--universal", "--no-header", "--no-annotate"),
         *("--policy", "--worker-urls", "--kv-event-block-size", "--kv-event-model"),
         *("--kv-event-source", "--kv-event-replay-source"),
     }  # of other programs

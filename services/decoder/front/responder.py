@@ -26,6 +26,7 @@ from services.decoder.front.record import Record
 from services.decoder.front.request_metrics import Endpoint
 from services.decoder.front.sampling import Plan
 from services.decoder.front.schema.answers import PromptTokensDetails, Usage
+from services.decoder.front.schema.sampling_fields import UsageTold
 from services.decoder.front.state import FrontState
 
 _log = logging.getLogger(__name__)
@@ -64,7 +65,7 @@ class Generation:
     Attributes:
         limit: longest prompt + answer, tokens.
         continues: answers go on from their prompts' text.
-        include_usage: a stream ends with token counts.
+        usage_told: when a stream tells token counts.
     """
 
     endpoint: Endpoint
@@ -74,7 +75,7 @@ class Generation:
     limit: int
     continues: bool
     stream: bool
-    include_usage: bool
+    usage_told: UsageTold
 
 
 async def respond(
@@ -156,24 +157,31 @@ async def _whole(answer: Answer, generation: Generation, shape: Shape) -> Respon
 async def _events(
     answer: Answer, record: Record, generation: Generation, shape: Shape
 ) -> AsyncGenerator[bytes, None]:
-    # `usage` is null in every chunk but the last where it was asked for, and otherwise not there at all.
-    left_out = None if generation.include_usage else {"usage"}
+    def told(chunk: BaseModel) -> bytes:
+        """With `usage` as asked for: not there at all, null until the last chunk, or so far."""
+        if generation.usage_told == "always":
+            chunk = chunk.model_copy(update={"usage": _usage(answer.tally)})
+        left_out = {"usage"} if generation.usage_told == "never" else None
+        return sse.event(chunk.model_dump_json(exclude=left_out))
+
     try:
         for chunk in shape.opening():
-            yield sse.event(chunk.model_dump_json(exclude=left_out))
+            yield told(chunk)
         async for part in answer.pieces():
             for chunk in shape.chunks(part):
-                yield sse.event(chunk.model_dump_json(exclude=left_out))
-        if generation.include_usage:
+                yield told(chunk)
+        if generation.usage_told != "never":
             yield sse.event(shape.usage_chunk(_usage(answer.tally)).model_dump_json())
         yield sse.DONE
     except Exception as error:  # noqa: BLE001  # the status is sent; an event is the only way left to say it
         answer.close("error")
-        told = error if isinstance(error, ApiError) else InternalFault("the server failed; its log says why")
-        if told is not error:
+        failure = (
+            error if isinstance(error, ApiError) else InternalFault("the server failed; its log says why")
+        )
+        if failure is not error:
             _log.exception("stream_failed id=%s", record.request_id)
-        record.error = f"{told.answered_code}: {told.detail}"
-        yield sse.event(told.body().model_dump_json())
+        record.error = f"{failure.answered_code}: {failure.detail}"
+        yield sse.event(failure.body().model_dump_json())
 
 
 def _usage(tally: Tally) -> Usage:

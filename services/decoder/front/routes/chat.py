@@ -73,6 +73,6 @@ async def chat_completions(
         limit=engine.max_model_len_tokens,
         continues=False,
         stream=bool(body.stream),
-        include_usage=bool(body.stream_options and body.stream_options.include_usage),
+        usage_told=body.usage_told,
     )
     return await respond(front, request, record_of(request), generation, shape)

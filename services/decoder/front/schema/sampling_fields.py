@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from services.decoder.front.schema.base import RequestBody, Text
 from services.decoder.front.schema.problems import complaint
 
+UsageTold = Literal["never", "at the end", "always"]
+"""When a stream tells token counts."""
 MAX_CHOICES = 128
 """Most choices of one HTTP request: n times prompts."""
 MAX_STOPS = 16
@@ -24,7 +26,16 @@ class StreamOptions(RequestBody):
     """What a stream carries beside the answer."""
 
     include_usage: bool | None = Field(None, description="send a last chunk with token counts")
+    continuous_usage_stats: bool | None = Field(
+        None, description="token counts so far in every chunk; needs include_usage"
+    )
     include_obfuscation: bool | None = Field(None, description="ignored; no padding is ever sent")
+
+    @model_validator(mode="after")
+    def _counts_are_wanted(self) -> Self:
+        if self.continuous_usage_stats and not self.include_usage:
+            raise complaint("continuous_usage_stats", "only with include_usage: true")
+        return self
 
 
 class SamplingFields(RequestBody):
@@ -83,6 +94,14 @@ class SamplingFields(RequestBody):
         if self.stream_options is not None and not self.stream:
             raise complaint("stream_options", "only with stream: true")
         return self
+
+    @property
+    def usage_told(self) -> UsageTold:
+        """When a stream tells token counts."""
+        options = self.stream_options
+        if options is None or not options.include_usage:
+            return "never"
+        return "always" if options.continuous_usage_stats else "at the end"
 
     @property
     def most_tokens(self) -> int | None:
