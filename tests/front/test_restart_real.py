@@ -22,6 +22,7 @@ ARENA_BYTES = 64 * 2**20
 TOLD, COMPUTED = "hotset_generation_tokens_total", "hotset_prompt_tokens_total"
 PARKED = "hotset_rows_parked_total"
 WHERE = "hotset_requests_waiting", "hotset_requests_running"
+ROWS = 6
 SLOW = pytest.mark.slow
 LONG = "It was a bright cold day in April, and the clocks were striking thirteen. " * 30
 
@@ -49,7 +50,7 @@ STREAMS: Mapping[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.fixture(scope="module")
 def service(default_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    with real_service(tiny_model(tmp_path_factory.mktemp("tiny"), default_model), ARENA_BYTES) as made:
+    with real_service(tiny_model(tmp_path_factory.mktemp("tiny"), default_model), ARENA_BYTES, max_rows=ROWS) as made:
         yield made
 
 
@@ -132,7 +133,7 @@ def test_killed_under_eight_streams(
 def test_killed_in_prefill_and_while_some_are_parked(
     service: Service, stage: str, kill: Callable[[Service], None], restarts: int
 ) -> None:
-    """Eight long prompts, none computed before; six rows that urgent ones take from the others."""
+    """Eight long prompts, none computed before; ROWS rows that urgent ones take from the others."""
     chance = random.Random(f"{kill} {stage}")
     words = [chance.choice(["cold", "clock", "April", "bright", "day"]) for _ in range(600)]
     # Long enough that a machine that stalls between two looks still finds them at it.
@@ -149,6 +150,8 @@ def test_killed_in_prefill_and_while_some_are_parked(
             kill(service)
             answers = asked.result()
         else:
+            # Prompts are computed one after the other, so rows fill up while the first already answers.
+            eventually("every row is taken", lambda: service.metric(WHERE[1]) == ROWS)
             eventually("they answer", lambda: service.metric(TOLD) > told + 60)
             also = pool.submit(service.ask_all, urgent)
             eventually("some are parked", lambda: service.metric(PARKED) > parked)
