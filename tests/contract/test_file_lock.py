@@ -108,7 +108,7 @@ def test_reaping_a_living_holder_does_not_wait(path: Path, holder: subprocess.Po
     start = time.perf_counter()
     for _ in range(100):
         assert not reap(path)
-    assert time.perf_counter() - start < 20
+    assert time.perf_counter() - start < 1.0
 
 
 def test_a_lock_on_a_file_that_was_removed_is_no_lock(path: Path) -> None:

@@ -227,7 +227,7 @@ def test_health_answers_and_weights_load_meanwhile_and_sigterm_ends_it(
         )
     began = time.monotonic()
     assert slow.end(signal.SIGTERM) == 0
-    assert time.monotonic() - began < 20, "it waits for the arena"
+    assert time.monotonic() - began < 2.9, "the front kills it after 3 s"
     assert "Traceback" not in slow.text
     eventually("no session is left", lambda: store.stats().sessions == 0)
 

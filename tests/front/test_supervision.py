@@ -49,7 +49,7 @@ def test_a_stopped_engine_does_not_stop_the_metrics(default_model: Path) -> None
         os.kill(front.engine_pid, signal.SIGSTOP)
         began = time.monotonic()
         text = httpx.get(f"{front.url}/metrics").text
-        assert time.monotonic() - began < 20
+        assert time.monotonic() - began < 3
         assert "hotset_http_requests_total" in text
         assert httpx.get(f"{front.url}/health").status_code == 200
         # It cannot answer SIGTERM either; it is killed in the end.
@@ -144,7 +144,7 @@ def test_the_end_comes_within_ten_seconds_whatever_runs(default_model: Path) -> 
             idle.sendall(b"GET /heal")
             began = time.monotonic()
             assert front.stop() == 0
-            assert time.monotonic() - began < 40
+            assert time.monotonic() - began < 10
         assert error_of(held.result())["code"] == "shutting_down"
         _ended_well(front, engine)
 
@@ -156,7 +156,7 @@ def test_the_end_during_the_start(default_model: Path) -> None:
         engine = front.engine_pid
         began = time.monotonic()
         assert front.stop() == 0
-        assert time.monotonic() - began < 40
+        assert time.monotonic() - began < 5
         _ended_well(front, engine)
 
 
@@ -183,7 +183,7 @@ def test_a_second_interrupt_ends_at_once(default_model: Path) -> None:
         began = time.monotonic()
         front.process.send_signal(signal.SIGINT)
         assert front.until_exit() == 128 + signal.SIGINT
-        assert time.monotonic() - began < 40
+        assert time.monotonic() - began < 2
         until(lambda: _gone(engine), "the engine to be gone")
         assert front.sockets == []
 

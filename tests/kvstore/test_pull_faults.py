@@ -141,7 +141,7 @@ def test_a_peer_that_fails_costs_a_pull_and_no_more(
         pair.a.signal(number)
         start = time.monotonic()
         found = pair.at_b.match(chain("x"))
-        assert time.monotonic() - start < 20
+        assert time.monotonic() - start < 2.5
     assert pair.at_b.contents(found) == written[: len(found)]
     pair.at_b.update(releases=found)
     eventually(lambda: pair.b.stats().open_pages == pair.b.stats().sealed_pages == 0)

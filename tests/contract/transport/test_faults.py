@@ -142,7 +142,7 @@ def test_an_address_of_an_earlier_life_leads_nowhere(transport: str) -> None:
     start = time.monotonic()
     with pytest.raises(TransportFault):
         connect(transport, address, seconds=1.0)
-    assert time.monotonic() - start < 20
+    assert time.monotonic() - start < 3.0
 
 
 @pytest.mark.parametrize("transport", MOST)
