@@ -264,7 +264,7 @@ def test_an_engine_that_does_not_come_back_ends_all(default_model: Path) -> None
             assert "the device is broken" in error_of(response)["message"]
             assert int(response.headers["retry-after"]) > 0
         assert streamed.result().text.count('"code":"engine_lost"') == 1
-        assert time.monotonic() - began < 60
+        assert time.monotonic() - began < 25
         refused = front.chat()
         assert (refused.status_code, error_of(refused)["code"]) == (503, "engine_not_ready")
         assert front.stop() == 0
@@ -280,7 +280,7 @@ def test_an_engine_that_starts_for_ever_is_waited_for_so_long(default_model: Pat
         began = time.monotonic()
         _kill(front)
         response = held.result()
-        assert 1 < time.monotonic() - began < 40
+        assert 1 < time.monotonic() - began < 6
         assert error_of(response)["code"] == "engine_lost"
         assert "within 1.5 s (" in error_of(response)["message"]  # and how far it is, if it has said so yet
         assert front.stop() == 0
@@ -297,7 +297,7 @@ def test_the_end_of_the_server_ends_the_wait(default_model: Path) -> None:
         until(lambda: len(front.noted("start")) == 2, "the next life")
         began = time.monotonic()
         assert front.stop() == 0
-        assert time.monotonic() - began < 40
+        assert time.monotonic() - began < 8
         assert error_of(held.result())["code"] == "shutting_down"
 
 
