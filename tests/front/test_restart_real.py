@@ -50,7 +50,8 @@ STREAMS: Mapping[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.fixture(scope="module")
 def service(default_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    with real_service(tiny_model(tmp_path_factory.mktemp("tiny"), default_model), ARENA_BYTES, max_rows=ROWS) as made:
+    model = tiny_model(tmp_path_factory.mktemp("tiny"), default_model)
+    with real_service(model, ARENA_BYTES, max_rows=ROWS) as made:
         yield made
 
 
