@@ -40,8 +40,8 @@ def test_every_file_keeps_the_habits() -> None:
 @pytest.mark.parametrize(
     ("packages", "extras"),
     [
-        (("services/contract", "services/kvstore", "services/command/serve"), ("ucx", "events")),
-        (("services",), ("decoder", "gpu", "ucx", "events")),
+        (("services/contract", "services/kvstore", "services/command/serve"), ("ucx", "nixl", "events")),
+        (("services",), ("decoder", "gpu", "ucx", "nixl", "events")),
     ],
     ids=["kvstore needs none but for its data plane and its events", "the decoder needs two more"],
 )

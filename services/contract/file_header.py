@@ -26,6 +26,8 @@ from services.contract.layout import FILE_HEADER_BYTES, LAYOUT_VERSION
 from services.contract.planes import Plane, PlaneLayer
 
 _PREFIX = struct.Struct("<8sII16s")
+PREFIX_BYTES = _PREFIX.size
+"""The beginning of the header, which no two layouts have in common; the counters stand behind it."""
 _MAGIC = b"HOTSETAR"
 _BLANK = bytes(len(_MAGIC))
 _COUNTER = struct.Struct("<I")

@@ -14,15 +14,18 @@ from typing import NamedTuple
 from services.contract.errors import SetupError
 from services.contract.transport.counters import TransportCounters
 from services.contract.transport.mapped import MappedRequester
+from services.contract.transport.nixl_agent import NixlAgent
+from services.contract.transport.nixl_responder import NixlResponder
 from services.contract.transport.protocol import Requester
 from services.contract.transport.tcp_requester import TcpRequester
 from services.contract.transport.tcp_responder import TcpResponder
 from services.contract.transport.ucx_requester import UcxRequester
 from services.contract.transport.ucx_responder import UcxResponder
 from services.contract.transport.ucx_worker import UcxOptions
-from services.contract.wire_security import WireSecurity
+from services.contract.wire_security import NO_SECURITY, WireSecurity
 from services.kvstore.data_service import DataService
 from services.kvstore.mapped_source import MappedSource
+from services.kvstore.nixl_source import read_over_nixl
 from services.kvstore.page_fetch import Face, PageFetcher
 from services.kvstore.page_source import PageSource
 from services.kvstore.peer_link import PeerLink
@@ -69,11 +72,13 @@ class DataPlane:
         self._source = PageSource(parts)
         self._slots = SlotDesk(parts, Turns(asyncio.get_running_loop()))
         service = DataService(parts, self._source, self._slots)
-        self._responder: TcpResponder | UcxResponder | None = None
+        self._responder: TcpResponder | UcxResponder | NixlResponder | None = None
         if self.transport == "tcp":
             self._responder = TcpResponder(settings.data_listen.encode(), service, self._served)
         elif self.transport == "ucx":
             self._responder = UcxResponder(self._options, service, self._served)
+        elif self.transport == "nixl":
+            self._responder = self._offer_over_nixl(security)
         self._fetcher = PageFetcher(self._connect)
         self._peers: Peers | None = None
         self._registry: Registry | None = None
@@ -107,7 +112,8 @@ class DataPlane:
     @property
     def faces(self) -> tuple[tuple[str, bytes], ...]:
         """Transports and addresses at which pages are read, for those who attach."""
-        return () if self._responder is None else ((self.transport, self._responder.address),)
+        address = b"" if self._responder is None else self._responder.address
+        return ((self.transport, address),) if address else ()
 
     @property
     def asks(self) -> bool:
@@ -118,7 +124,7 @@ class DataPlane:
     def figures(self) -> DataFigures:
         """As they are now; from any thread."""
         lanes: Sequence[str] = self._fetcher.lanes
-        if isinstance(self._responder, UcxResponder):
+        if isinstance(self._responder, UcxResponder | NixlResponder):
             lanes = (*lanes, *self._responder.lanes)
         return DataFigures(
             transport=self.transport,
@@ -155,5 +161,17 @@ class DataPlane:
             return UcxRequester(face.address, face.credentials, self._asked, seconds, self._options)
         header = self._parts.arena.header
         assert header is not None, "nothing is fetched into an arena that is not laid out"
+        if self.transport == "nixl":
+            return read_over_nixl(face.address, self._options, header, self._asked, seconds)
         source = MappedSource(Path(face.address.decode()), header)
         return MappedRequester(source, face.credentials.session, self._asked)
+
+    def _offer_over_nixl(self, security: WireSecurity) -> NixlResponder:
+        if security == NO_SECURITY:
+            raise SetupError(
+                "--data-transport nixl needs a --wire-dir on every store and decoder: whoever is told this "
+                "arena's address may read and write all of it, so only who has the token or a certificate is"
+            )
+        # Once here, too: what is wrong is told now, and no pull waits half a second for libraries to load.
+        NixlAgent(self._options, serves=False).close()
+        return NixlResponder(self._options, self._parts.arena.path, self._served)

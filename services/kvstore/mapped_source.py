@@ -11,15 +11,16 @@ from pathlib import Path
 
 import numpy as np
 
-from services.contract.errors import HotsetError, InvalidRequest, StaleReference
+from services.contract.errors import HotsetError, InvalidRequest
 from services.contract.file_header import FileHeader, read_file_header
 from services.contract.layout import ArenaLayout
-from services.contract.page_header import PAGE_HEADER, PageState
+from services.contract.page_header import PAGE_HEADER
 from services.contract.transport.faults import Fault, TransportFault
 from services.contract.transport.protocol import Grant, Request
 from services.kvstore.page_bytes import PageBytes
 from services.kvstore.page_refs import PageRefs
 from services.kvstore.page_request import read_request
+from services.kvstore.sealed_check import check_sealed
 
 
 class MappedSource:
@@ -72,7 +73,4 @@ class MappedSource:
             raise TransportFault(Fault.LOST, f"the peer's arena {self._path} is gone")
         if refs.pages.max() >= len(self._headers):
             raise InvalidRequest(f"there is no page {int(refs.pages.max())}")
-        found = self._headers[refs.pages]
-        wrong = (found["generation"] != refs.generations) | (found["state"] != int(PageState.SEALED))
-        if wrong.any():
-            raise StaleReference(f"page {int(refs.pages[wrong.argmax()])} is not what it was")
+        check_sealed(self._headers[refs.pages], refs)

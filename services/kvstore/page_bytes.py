@@ -21,6 +21,7 @@ from services.contract.layout import ArenaLayout
 from services.kvstore.recency import Pages
 
 _Bytes = npt.NDArray[np.uint8]
+_Offsets = npt.NDArray[np.int64]
 
 
 class PageBytes:
@@ -65,12 +66,29 @@ class PageBytes:
             at += count * size
 
 
+def page_spans(layout: ArenaLayout, pages: Pages) -> tuple[_Offsets, _Offsets]:
+    """Where the bytes of `pages` lie in an arena, in the order of a packed run; neighbours are one piece.
+
+    Returns:
+        Offsets in the file and lengths, `[pieces]` each, bytes.
+    """
+    begins = np.concatenate([[0], np.flatnonzero(np.diff(pages) != 1) + 1])
+    firsts, counts = pages[begins], np.diff(np.concatenate([begins, [len(pages)]]))
+    places = list(_places(layout))
+    starts, sizes = (np.array(column, np.int64)[:, None] for column in zip(*places, strict=True))
+    return (starts + sizes * firsts).ravel(), (sizes * counts).ravel()
+
+
 def _regions(buffer: memoryview, layout: ArenaLayout) -> Iterator[_Bytes]:
     """`[pages, bytes of a page]` of every layer of every plane that keeps anything."""
+    for start, size in _places(layout):
+        region = np.frombuffer(buffer[start : start + layout.page_count * size], np.uint8)
+        yield region.reshape(layout.page_count, size)
+
+
+def _places(layout: ArenaLayout) -> Iterator[tuple[int, int]]:
+    """The same as offset in the file and bytes of a page."""
     for plane in layout.planes:
         for number, layer in enumerate(plane.layers):
             if layer.page_bytes:
-                start = layout.layer_offset(plane.name, number)
-                length = layout.page_count * layer.page_bytes
-                region = np.frombuffer(buffer[start : start + length], np.uint8)
-                yield region.reshape(layout.page_count, layer.page_bytes)
+                yield layout.layer_offset(plane.name, number), layer.page_bytes

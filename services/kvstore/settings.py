@@ -41,7 +41,7 @@ class KvStoreSettings(ServiceSettings):
         description="seconds a client may be silent; after a restart, seconds it has to come back",
     )
     drain_seconds: float = Field(3.0, ge=0, le=7, description="seconds clients get to detach after SIGTERM")
-    data_transport: Literal["off", "mapped", "tcp", "ucx"] = Field(
+    data_transport: Literal["off", "mapped", "tcp", "ucx", "nixl"] = Field(
         "off",
         description="how bytes of pages move between stores; the same on all of them (docs/transport.md)",
     )

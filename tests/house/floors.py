@@ -62,6 +62,7 @@ OUTSIDE_KERNELS = ("grpc", "hotset", "transformers", "pydantic", "fastapi")
 
 ONLY_IN: Mapping[str, str] = {
     "ucxx": "services.contract.transport.ucx_library",
+    "nixl_cu13": "services.contract.transport.nixl_library",
     "xxhash": "services.contract.transport.checksum",
     "zmq": "services.kvstore.event_publisher",
     "msgspec": "services.kvstore.event_publisher",

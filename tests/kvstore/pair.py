@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from hotset.v1 import kvstore_pb2 as pb
 
 from services.contract.file_header import FileHeader
@@ -19,14 +20,25 @@ from services.kvstore.page_bytes import PageBytes
 from services.kvstore.page_refs import PageRef
 from services.kvstore.seals import Seal
 from tests.kvstore import process
-from tests.kvstore.process import KvStore
+from tests.kvstore.process import KvStore, token_in
+from tests.nixl import marks_of
 
-TRANSPORTS = ("mapped", "tcp", "ucx-shm", "ucx-tcp")
+NIXL = ("nixl-shm", "nixl-tcp")
+NAMES = ("mapped", "tcp", "ucx-shm", "ucx-tcp", *NIXL)
+TRANSPORTS = tuple(pytest.param(name, marks=marks_of(name)) for name in NAMES)
 UCX = {
     "ucx-shm": ("--ucx-tls=sm,self", "--ucx-lanes=shm"),
     "ucx-tcp": ("--ucx-tls=tcp,self", "--ucx-lanes=tcp"),
+    "nixl-shm": ("--ucx-tls=tcp,sm,self", "--ucx-lanes=shm"),
+    "nixl-tcp": ("--ucx-tls=tcp,sm,self", "--ucx-lanes=tcp"),
 }
-LANES = {"tcp": ("tcp/127",), "ucx-shm": ("sysv/", "posix/"), "ucx-tcp": ("tcp/lo",)}
+LANES = {
+    "tcp": ("tcp/127",),
+    "ucx-shm": ("sysv/", "posix/"),
+    "ucx-tcp": ("tcp/lo",),
+    "nixl-shm": ("may/sm",),
+    "nixl-tcp": ("may/tcp",),
+}
 PAGES = 12
 REST_SECONDS = 2.1  # a bit longer than a store leaves a peer alone that failed or had nothing
 # Two planes, layers that differ, one that keeps nothing; 6 MiB hold 23 pages.
@@ -100,7 +112,9 @@ class Pair:
         self.at_a, self.at_b = Client(self.a), Client(self.b)
 
     def start(self, name: str, *more: str) -> KvStore:
-        store = KvStore(self.shm / name, "--arena-bytes=6MiB", *flags(self.transport), *more, logs=self.logs)
+        wire = token_in(self.logs / "wire") if self.transport in NIXL else None
+        told = ("--arena-bytes=6MiB", *flags(self.transport), *more)
+        store = KvStore(self.shm / name, *told, logs=self.logs, wire=wire)
         return self.stack.enter_context(store).ready()
 
     def rests(self) -> bool:

@@ -18,9 +18,9 @@ from hotset.v1 import kvstore_pb2 as pb
 from hotset.v1 import kvstore_pb2_grpc as rpc
 from prometheus_client.parser import text_string_to_metric_families
 
-from services.contract.channel import CLIENT_OPTIONS
 from services.contract.errors import HotsetError, from_rpc_error
 from services.contract.planes import planes_to_wire
+from services.contract.wire_security import WireSecurity
 from services.kvstore.page_refs import PageRef, PageRefs
 from services.kvstore.seals import Seal, Seals
 from services.kvstore.wire import refs_from_wire, refs_to_wire
@@ -50,13 +50,17 @@ class KvStore:
         logs: Path,
         environment: Mapping[str, str] | None = None,
         before: Sequence[str] = (),
+        wire: Path | None = None,
     ) -> None:
+        """With a `wire`, gRPC is secured by what that directory holds, and the test speaks as a peer does."""
         self.directory = directory
+        self._wire = wire
         self._output = logs / f"kvstore-{time.monotonic_ns()}.out"
         self._log = self._output.with_suffix(".err")
         command = [*before, sys.executable, "-m", "services.kvstore", "--arena-dir", str(directory)]
         # Flags given later win, so a test may name its own.
         command += ["--arena-bytes=4MiB", "--listen=127.0.0.1:0", "--metrics-port=0", *flags]
+        command += [] if wire is None else [f"--wire-dir={wire}"]
         with self._output.open("w") as output, self._log.open("w") as log:
             self.process = subprocess.Popen(
                 command, stdout=output, stderr=log, cwd=ROOT, env={**os.environ, **(environment or {})}
@@ -87,7 +91,10 @@ class KvStore:
         match = _READY.search(self.output)
         assert match is not None, self.log
         self.grpc, self.metrics_address, self.arena = match[1], match[2], Path(match[3])
-        self._channel = grpc.insecure_channel(self.grpc, options=CLIENT_OPTIONS)
+        security = WireSecurity.read(self._wire)
+        self._channel = security.channel(self.grpc)
+        if self._wire is not None:
+            self._channel = grpc.intercept_channel(self._channel, _Says(security.metadata))
         self.stub = rpc.KvStoreStub(self._channel)
         self.channel = self._channel
         return self
@@ -126,6 +133,21 @@ class KvStore:
 
     def metric(self, name: str, **labels: str) -> float:
         return self.metrics().get((name, frozenset(labels.items())), 0.0)
+
+
+class _Says(grpc.UnaryUnaryClientInterceptor):
+    def __init__(self, metadata: tuple[tuple[str, str], ...]) -> None:
+        self.metadata = metadata
+
+    def intercept_unary_unary(self, continuation, details, request):  # type: ignore[no-untyped-def]  # grpc's own
+        return continuation(details._replace(metadata=self.metadata), request)
+
+
+def token_in(directory: Path, text: str = "a secret of both") -> Path:
+    """A directory for `wire`."""
+    directory.mkdir(exist_ok=True)
+    (directory / "token").write_text(text)
+    return directory
 
 
 class Answer(NamedTuple):

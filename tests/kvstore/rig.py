@@ -13,7 +13,7 @@ import grpc
 from services.kvstore.page_refs import PageRef
 from tests.kvstore.etcd import free_ports
 from tests.kvstore.pair import UCX, Client, asked, chain
-from tests.kvstore.process import KvStore, eventually, listed
+from tests.kvstore.process import KvStore, eventually, listed, token_in
 from tests.two_hosts import Host
 
 PAGES = 40  # 7 MB, in two requests; most of a second over the cable
@@ -57,7 +57,8 @@ class Rig:
         flags += [f"--data-listen={host.address}:0"] if kind == "tcp" else []
         flags += ["--arena-bytes=16MiB", "--lease-seconds=600"]  # so that no client needs a heartbeat here
         flags += [f"--listen={host.address}:{0 if more else self.port}"]
-        store = KvStore(directory, *flags, *more, logs=self.logs, before=host.before)
+        wire = token_in(self.logs / "wire") if kind == "nixl" else None
+        store = KvStore(directory, *flags, *more, logs=self.logs, before=host.before, wire=wire)
         self.stack.enter_context(store).ready()
         # The channel may share its connection with that of an earlier life, and wait as that one does.
         eventually(lambda: _answers(store), LONG)

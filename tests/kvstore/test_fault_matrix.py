@@ -19,9 +19,10 @@ from pathlib import Path
 import pytest
 from _pytest.mark import ParameterSet
 
-from tests.kvstore.pair import TRANSPORTS
+from tests.kvstore.pair import NAMES
 from tests.kvstore.process import eventually
 from tests.kvstore.rig import LONG, PAGES, PULL_SECONDS, Rig
+from tests.nixl import marks_of
 from tests.two_hosts import Host, another_host
 
 Act = Callable[[Rig], object]
@@ -94,7 +95,7 @@ UNREACHABLE = {"killed", "stopped for 5 s", "link down"}
 
 def _mostly_slow(names: Iterable[str], fast: str) -> list[ParameterSet]:
     """All of them, of which only one need not wait for a slow run."""
-    return [pytest.param(name, marks=() if name == fast else pytest.mark.slow) for name in names]
+    return [pytest.param(name, marks=marks_of(name, slow=name != fast)) for name in names]
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +104,7 @@ def rig(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     shm = Path(tempfile.mkdtemp(prefix="hotset-test-", dir="/dev/shm"))
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, shm)
-        if request.param == "ucx-shm":  # which UCX does not use across namespaces
+        if request.param.endswith("-shm"):  # which UCX does not use across namespaces
             here = there = Host("", "lo", "127.0.0.1")
         else:
             here, there = stack.enter_context(another_host(MEGABYTES_A_SECOND))
@@ -113,7 +114,7 @@ def rig(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         print("\n".join(made.table))
 
 
-@pytest.mark.parametrize("rig", _mostly_slow(TRANSPORTS, "tcp"), indirect=True)
+@pytest.mark.parametrize("rig", _mostly_slow(NAMES, "tcp"), indirect=True)
 @pytest.mark.parametrize("moment", _mostly_slow(MOMENTS, "in the middle"))
 @pytest.mark.parametrize("fault", _mostly_slow(FAULTS, "link down"))
 def test_a_pull_and_a_fault(rig: Rig, fault: str, moment: str) -> None:

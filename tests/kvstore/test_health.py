@@ -10,7 +10,7 @@ import pytest
 
 from tests.contract.test_wire_security import TOKEN
 from tests.kvstore.process import ROOT, KvStore
-from tests.kvstore.test_security import Secured, certificates
+from tests.kvstore.test_security import certificates
 
 
 def _check(**variables: str) -> subprocess.CompletedProcess[str]:
@@ -41,7 +41,7 @@ def test_a_secured_store_is_asked_as_it_wants(with_certificates: bool, shm: Path
     else:
         wire.mkdir()
     (wire / "token").write_text(TOKEN)
-    with Secured(shm / "arena", wire, logs=tmp_path) as store:
+    with KvStore(shm / "arena", logs=tmp_path, wire=wire) as store:
         store.ready()
         assert _check(HOTSET_LISTEN=store.grpc, HOTSET_WIRE_DIR=str(wire)).returncode == 0
         if with_certificates:

@@ -16,7 +16,7 @@ from services.kvstore.page_refs import PageRefs
 from services.kvstore.page_request import write_request
 from tests.contract.transport.peer import connect
 from tests.kvstore import process
-from tests.kvstore.pair import LANES, PAGES, REST_SECONDS, TRANSPORTS, Client, Pair, asked, chain
+from tests.kvstore.pair import LANES, NIXL, PAGES, REST_SECONDS, TRANSPORTS, Client, Pair, asked, chain
 from tests.kvstore.process import eventually, listed
 
 
@@ -47,12 +47,15 @@ def test_a_prefix_is_pulled_byte_for_byte(
     assert pair.b.metric("hotset_store_pages_pulled_total") == PAGES
     assert pair.b.metric("hotset_store_pulls_failed_total") == 0
     if transport != "mapped":
-        assert pair.a.metric("hotset_store_pages_served_total") == PAGES
         lanes = [
             dict(labels)["lane"] for name, labels in pair.b.metrics() if name == "hotset_store_data_lanes"
         ]
         assert lanes
         assert all(lane.startswith(LANES[transport]) for lane in lanes)
+        received = pair.b.metric("hotset_store_data_bytes_total", role="asked", direction="received")
+        assert received > 10**6
+    if transport not in ("mapped", *NIXL):  # where nobody is asked, nobody counts
+        assert pair.a.metric("hotset_store_pages_served_total") == PAGES
         assert pair.a.metric("hotset_store_data_bytes_total", role="served", direction="sent") > 10**6
     for client in (pair.at_b, pair.at_a):
         client.detach()
@@ -109,8 +112,8 @@ def test_another_model_is_never_pulled_nor_laid_out(stack: ExitStack, shm: Path,
 def test_a_reader_reads_only_what_it_holds(
     stack: ExitStack, shm: Path, tmp_path: Path, transport: str
 ) -> None:
-    if transport == "mapped":
-        pytest.skip("who may map an arena may read it")
+    if transport == "mapped" or transport in NIXL:
+        pytest.skip("who may map an arena, or was told where it is, may read it")
     pair = Pair(stack, shm, tmp_path, transport)
     pair.at_a.sequence_of(chain("x"), 1)
     [page, *_] = pair.at_a.match(chain("x"))  # held by this session

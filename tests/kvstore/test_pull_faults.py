@@ -20,8 +20,9 @@ from services.contract.transport.protocol import Ticket
 from services.kvstore.mapped_source import MappedSource
 from services.kvstore.page_fetch import Face, PageFetcher
 from services.kvstore.page_refs import PageRefs
-from tests.kvstore.pair import HEADER, PAGES, REST_SECONDS, TRANSPORTS, Client, Pair, asked, chain
+from tests.kvstore.pair import HEADER, NAMES, PAGES, REST_SECONDS, Client, Pair, asked, chain
 from tests.kvstore.process import KvStore, eventually, listed
+from tests.nixl import marks_of
 
 
 @pytest.fixture
@@ -116,8 +117,8 @@ def test_a_long_pull_ends_in_time_with_what_has_come(
 
 FAST = (("ucx-shm", signal.SIGSTOP, "during"),)
 FAULTS = [
-    pytest.param(*case, marks=() if case in FAST else pytest.mark.slow)
-    for case in product(TRANSPORTS, (signal.SIGKILL, signal.SIGSTOP), ("before", "during", "between"))
+    pytest.param(*case, marks=marks_of(case[0], slow=case not in FAST))
+    for case in product(NAMES, (signal.SIGKILL, signal.SIGSTOP), ("before", "during", "between"))
 ]
 
 

@@ -17,7 +17,7 @@ from services.contract.errors import Unauthenticated, Unavailable
 from services.contract.wire_security import WireSecurity
 from services.decoder.engine.store_client import StoreClient
 from tests.kvstore.pair import PAGES, Client, chain
-from tests.kvstore.process import KvStore, error_of, eventually
+from tests.kvstore.process import KvStore, error_of, eventually, token_in
 
 ALTERNATIVE = "subjectAltName=IP:127.0.0.1"
 
@@ -52,58 +52,29 @@ def certificates(directory: Path, authority: Path) -> Path:
     return directory
 
 
-class Secured(KvStore):
-    """A store whose test speaks to it as its peers do."""
-
-    def __init__(self, directory: Path, wire: Path, *flags: str, logs: Path) -> None:
-        super().__init__(
-            directory, "--arena-bytes=6MiB", "--data-transport=tcp", f"--wire-dir={wire}", *flags, logs=logs
-        )
-        self.wire = wire
-
-    def ready(self) -> Secured:
-        super().ready()
-        self.channel.close()
-        security = WireSecurity.read(self.wire)
-        self.channel = self._channel = grpc.intercept_channel(
-            security.channel(self.grpc), _Says(security.metadata)
-        )
-        self.stub = rpc.KvStoreStub(self.channel)
-        return self
-
-
-class _Says(grpc.UnaryUnaryClientInterceptor):
-    def __init__(self, metadata: tuple[tuple[str, str], ...]) -> None:
-        self.metadata = metadata
-
-    def intercept_unary_unary(self, continuation, details, request):  # type: ignore[no-untyped-def]  # grpc's own
-        return continuation(details._replace(metadata=self.metadata), request)
+def secured(stack: ExitStack, directory: Path, wire: Path, *flags: str, logs: Path) -> KvStore:
+    told = ("--arena-bytes=6MiB", "--data-transport=tcp", *flags)
+    return stack.enter_context(KvStore(directory, *told, logs=logs, wire=wire)).ready()
 
 
 def pulled(stack: ExitStack, shm: Path, logs: Path, wires: tuple[Path, Path]) -> int:
     """Pages that a store with the second directory finds at one with the first."""
-    a = stack.enter_context(Secured(shm / "a", wires[0], logs=logs)).ready()
-    b = stack.enter_context(Secured(shm / "b", wires[1], f"--peers={a.grpc}", logs=logs)).ready()
+    a = secured(stack, shm / "a", wires[0], logs=logs)
+    b = secured(stack, shm / "b", wires[1], f"--peers={a.grpc}", logs=logs)
     Client(a).sequence_of(chain("x"), 1)
     return len(Client(b).match(chain("x")))
 
 
-def token(directory: Path, text: str) -> Path:
-    directory.mkdir()
-    (directory / "token").write_text(text)
-    return directory
-
-
 def test_a_token_lets_in_who_knows_it(stack: ExitStack, shm: Path, tmp_path: Path) -> None:
-    wire = token(tmp_path / "wire", "a secret of both")
+    wire = token_in(tmp_path / "wire")
     assert pulled(stack, shm, tmp_path, (wire, wire)) == PAGES
 
 
 def test_another_token_or_none_hears_nothing(stack: ExitStack, shm: Path, tmp_path: Path) -> None:
-    wire = token(tmp_path / "wire", "a secret of both")
-    other = token(tmp_path / "other", "another secret...")
+    wire = token_in(tmp_path / "wire")
+    other = token_in(tmp_path / "other", "another secret...")
     assert pulled(stack, shm, tmp_path, (wire, other)) == 0
-    store = stack.enter_context(Secured(shm / "c", wire, logs=tmp_path)).ready()
+    store = secured(stack, shm / "c", wire, logs=tmp_path)
     stranger = rpc.KvStoreStub(grpc.insecure_channel(store.grpc))
     for call in (
         lambda: stranger.Stats(pb.StoreStatsRequest(), timeout=60),
@@ -131,7 +102,7 @@ def test_who_has_no_certificate_of_ours_hears_nothing(stack: ExitStack, shm: Pat
     wire = certificates(tmp_path / "a", tmp_path / "authority")
     alien = certificates(tmp_path / "b", tmp_path / "other authority")
     assert pulled(stack, shm, tmp_path, (wire, alien)) == 0
-    store = stack.enter_context(Secured(shm / "c", wire, logs=tmp_path)).ready()
+    store = secured(stack, shm / "c", wire, logs=tmp_path)
     for channel in (grpc.insecure_channel(store.grpc), WireSecurity.read(alien).channel(store.grpc)):
         stub = rpc.KvStoreStub(channel)
         error = error_of(lambda: stub.Stats(pb.StoreStatsRequest(), timeout=2))  # noqa: B023  # called at once

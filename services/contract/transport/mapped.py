@@ -18,7 +18,7 @@ from services.contract.transport.staging import Staging
 class MappedRequester:
     """A Requester; see protocol.py. It answers at once, so no deadline is ever missed."""
 
-    capabilities = Capabilities(remote=False, in_flight=1)
+    capabilities = Capabilities(remote=False, in_flight=1, keyed=False, summed=False, slots=False)
     lanes = ("mapped/memory",)
 
     def __init__(self, service: Service, session: int, counters: TransportCounters) -> None:

@@ -19,6 +19,9 @@ class Capabilities:
 
     remote: bool  # reaches another node; otherwise nothing is sent
     in_flight: int  # credits: requests that may be unanswered at once
+    keyed: bool  # the source compares a session's key, and gives only what the session may have
+    summed: bool  # the source sums bytes up, and what arrives is compared with that
+    slots: bool  # answers for pieces of pages, read and written, not for whole sealed pages alone
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from services.contract.transport.tcp_address import lane_of, parse_address
 class TcpRequester:
     """A Requester; see protocol.py."""
 
-    capabilities = Capabilities(remote=True, in_flight=IN_FLIGHT)
+    capabilities = Capabilities(remote=True, in_flight=IN_FLIGHT, keyed=True, summed=True, slots=True)
 
     def __init__(
         self, address: bytes, credentials: Credentials, counters: TransportCounters, seconds: float

@@ -21,6 +21,9 @@ LANE_KINDS: Mapping[str, tuple[str, ...]] = {
 }
 """What may be asked for -> how the names of UCX's transports begin."""
 
+_ALIASES: Mapping[str, tuple[str, ...]] = {"shm": ("sm", "shm", "mm"), "rdma": ("ib",), "tcp": ()}
+"""The same for what UCX_TLS may name besides."""
+
 
 class _Entry(ctypes.Structure):
     _fields_: ClassVar[Any] = [("transport", ctypes.c_char_p), ("device", ctypes.c_char_p)]
@@ -72,3 +75,29 @@ def check_lanes(lanes: tuple[str, ...], wanted: str) -> None:
             f"UCX was to use {wanted} lanes and uses {', '.join(lanes) or 'none'}; see docs/transport.md, "
             "or accept any with --ucx-lanes any"
         )
+
+
+def allowed_lanes(tls: str, wanted: str) -> str:
+    """Of the lanes `tls` those that are `wanted`, as UCX_TLS: for who cannot ask UCX which it uses.
+
+    Raises:
+        SetupError: there are none, or they are not named one by one.
+    """
+    if wanted == "any":
+        return tls
+    kinds = (*LANE_KINDS[wanted], *_ALIASES[wanted])
+    names = [name for name in tls.split(",") if name == "self" or name.startswith(kinds)]
+    if not {*names} - {"self"}:
+        raise SetupError(
+            f"--ucx-lanes {wanted} leaves none of --ucx-tls {tls}; name lanes of that kind one by one"
+        )
+    return ",".join(names)
+
+
+def may_use(tls: str, wanted: str) -> tuple[str, ...]:
+    """The same as labels, for who cannot say more: `may/tcp`.
+
+    Raises:
+        SetupError: as `allowed_lanes`.
+    """
+    return tuple(f"may/{name}" for name in allowed_lanes(tls, wanted).split(",") if name != "self")

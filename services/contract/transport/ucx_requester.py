@@ -38,7 +38,7 @@ class _Flight(NamedTuple):
 class UcxRequester:
     """A Requester; see protocol.py."""
 
-    capabilities = Capabilities(remote=True, in_flight=IN_FLIGHT)
+    capabilities = Capabilities(remote=True, in_flight=IN_FLIGHT, keyed=True, summed=True, slots=True)
 
     def __init__(
         self,

@@ -47,6 +47,11 @@ def remote_arena(session: RemoteSession, settings: EngineSettings, layout: Arena
             requester: Requester = TcpRequester(face.address, face.credentials, counters, seconds)
         elif face.transport == "ucx":
             requester = UcxRequester(face.address, face.credentials, counters, seconds, options)
+        elif face.transport == "nixl":
+            raise SetupError(
+                "kvstore moves whole pages by nixl, and no slots; start it with --data-transport ucx or tcp, "
+                "or run this engine on its node with --store-access mapped"
+            )
         else:
             raise SetupError(
                 f"kvstore offers the transport {face.transport!r}, which this engine does not know"

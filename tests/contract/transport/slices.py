@@ -9,6 +9,7 @@ import numpy as np
 
 from services.contract.errors import InvalidRequest
 from services.contract.transport.frame import Credentials
+from services.contract.transport.nixl_memory import NixlMemory, Spans
 from services.contract.transport.protocol import Grant, Request
 
 SESSION, GENERATION, KEY = 0x1234_5678_9ABC_DEF0, 3, b"0123456789abcdef"
@@ -54,3 +55,23 @@ class Slices:
             out[at : at + length] = self.memory[offset : offset + length]
             at += length
         return at
+
+
+class FarSlices:
+    """The same as a Reader, of the memory in another process."""
+
+    def __init__(self, far: NixlMemory) -> None:
+        self.far = far
+
+    def answer(self, body: memoryview, out: memoryview, deadline: float) -> int:
+        pieces = np.array(list(_PIECE.iter_unpack(body)), np.int64).reshape(-1, 2)
+        for offset, length in pieces:
+            if offset + length > MEMORY_BYTES:
+                raise InvalidRequest(f"there is nothing at {offset}")
+        total = int(pieces[:, 1].sum())
+        if total > len(out):
+            raise InvalidRequest("the asker has no room for that")
+        pieces = pieces[pieces[:, 1] > 0]
+        if total:
+            self.far.read(Spans(pieces[:, 0], pieces[:, 1]), out[:total], deadline)
+        return total

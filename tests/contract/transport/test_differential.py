@@ -14,8 +14,9 @@ from services.contract.transport.mapped import MappedRequester
 from services.contract.transport.protocol import Requester
 from tests.contract.transport.peer import REMOTE, Peer
 from tests.contract.transport.slices import MEMORY_BYTES, SESSION, Piece, Slices, expected, question
+from tests.nixl import over
 
-TRANSPORTS = ("mapped", *REMOTE)
+TRANSPORTS = over(["mapped", *REMOTE, "nixl-tcp"], ["nixl-shm"])
 SIZES = (0, 1, 15, 63, 64, 65, 1152, 4096, 8127, 8192, 8193, 65_535, 65_537, 300_001, 2**20 + 1, 5_000_003)
 
 
@@ -98,7 +99,16 @@ def test_the_lanes_are_told(asker: Requester, request: pytest.FixtureRequest) ->
         "tcp": ("tcp/127",),
         "ucx-shm": ("sysv/", "posix/"),
         "ucx-tcp": ("tcp/lo",),
+        "nixl-shm": ("may/sm",),
+        "nixl-tcp": ("may/tcp",),
     }
     wanted = kinds[request.node.callspec.params["asker"]]
     assert asker.lanes
     assert all(lane.startswith(wanted) for lane in asker.lanes)
+
+
+def test_what_is_not_promised_is_said(asker: Requester, request: pytest.FixtureRequest) -> None:
+    answered = request.node.callspec.params["asker"] in REMOTE  # by someone, who looks at the key
+    told = asker.capabilities
+    assert (told.keyed, told.summed, told.slots) == (answered, answered, answered)
+    assert told.remote == (request.node.callspec.params["asker"] != "mapped")
