@@ -29,10 +29,10 @@ run: ## serve on http://127.0.0.1:$(PORT), kvstore and decoder, until Ctrl-C
 	  $(ARGS) --store-args="$$KVSTORE_ARGS"
 
 test: ## everything the fast tests need, then the tests
-	$(INSTALL) decoder gpu ucx events test && exec $(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(INSTALL) decoder gpu ucx nixl events test && exec $(BIN)/python -m pytest $(PYTEST_ARGS)
 
 test-slow: ## the tests that take minutes
-	$(INSTALL) decoder gpu ucx events test dev && exec $(BIN)/python -m pytest -m 'slow and not gpu' $(PYTEST_ARGS)
+	$(INSTALL) decoder gpu ucx nixl events test dev && exec $(BIN)/python -m pytest -m 'slow and not gpu' $(PYTEST_ARGS)
 
 test-routers: ## two nodes behind vllm-router and behind sglang-router
 	$(INSTALL) decoder gpu ucx events test routers && exec $(BIN)/python -m pytest -m slow tests/routers $(PYTEST_ARGS)

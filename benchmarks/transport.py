@@ -2,8 +2,9 @@
 
 Two processes, each with what it needs of two cores. `copy` gathers in this process and sends nothing: what
 cannot be undercut. `raw` is ucxx alone, one message of 64 MB there and back, both ways counted. The others
-are hotset's transports, checksums included, and gRPC with the same service behind it. Rounds alternate, so
-that a busy moment of the machine meets all; a figure is the median of its rounds.
+are hotset's transports, checksums included but over nixl, which has none (and is left out where it is not
+installed), and gRPC with the same service behind it. Rounds alternate, so that a busy moment of the machine
+meets all; a figure is the median of its rounds.
 
 The last line is `transport_shm_over_copy=value x`: p50 of a gather over UCX's shared memory by the copy's.
 """
@@ -11,6 +12,7 @@ The last line is `transport_shm_over_copy=value x`: p50 of a gather over UCX's s
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import subprocess
 import sys
@@ -18,13 +20,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import grpc
 import numpy as np
 
-from benchmarks import report
+from benchmarks import report, transport_nixl
 from benchmarks.transport_peer import (
     ANSWER_BYTES,
     BACK,
@@ -51,6 +55,8 @@ CHOSEN = 256
 _SECONDS = 60.0
 Gather = Callable[[np.ndarray[Any, Any]], None]
 Push = Callable[[], None]
+TimedGather = Callable[[np.ndarray[Any, Any]], float]
+TimedPush = Callable[[], float]
 
 
 @contextmanager
@@ -135,6 +141,19 @@ def raw(kind: str, address: bytes, process: subprocess.Popen[str]) -> Push:
     return push
 
 
+def over_nixl(process: subprocess.Popen[str]) -> tuple[TimedGather, TimedPush]:
+    """The same in a process of its own, which tells how long each took."""
+    return (
+        lambda indices: float(transport_nixl.ask(process, json.dumps(indices.tolist()))),
+        lambda: float(transport_nixl.ask(process, "push")),
+    )
+
+
+def timed(gather: Gather) -> TimedGather:
+    """The same, with how long each takes."""
+    return lambda indices: seconds_of(lambda: gather(indices))
+
+
 def seconds_of(call: Callable[[], None]) -> float:
     """How long one call takes."""
     start = time.perf_counter()
@@ -143,7 +162,7 @@ def seconds_of(call: Callable[[], None]) -> float:
 
 
 def measure(
-    gathers: Mapping[str, Gather], pushes: Mapping[str, Push], rounds: int, calls: int
+    gathers: Mapping[str, TimedGather], pushes: Mapping[str, TimedPush], rounds: int, calls: int
 ) -> tuple[dict[str, list[list[float]]], dict[str, list[float]]]:
     """Seconds of every gather and every push, a list a round."""
     dice = np.random.default_rng(5)
@@ -154,10 +173,10 @@ def measure(
             chosen = dice.integers(0, RECORDS, (calls, CHOSEN))
             for indices in chosen[:20]:
                 gather(indices)
-            gathered[name].append([seconds_of(lambda: gather(indices)) for indices in chosen])  # noqa: B023  # at once
+            gathered[name].append([gather(indices) for indices in chosen])
         for name, push in pushes.items():
             push()
-            pushed[name].append(min(seconds_of(push) for _ in range(3)))
+            pushed[name].append(min(push() for _ in range(3)))
     return gathered, pushed
 
 
@@ -173,8 +192,8 @@ def main() -> None:
     def copy(indices: np.ndarray[Any, Any]) -> None:
         np.take(service.records, indices, 0, out=into, mode="clip")
 
-    gathers: dict[str, Gather] = {"copy": copy}
-    pushes: dict[str, Push] = {}
+    gathers: dict[str, TimedGather] = {"copy": timed(copy)}
+    pushes: dict[str, TimedPush] = {}
     lanes: dict[str, tuple[str, ...]] = {}
     with ExitStack() as stack:
         requesters: dict[str, Requester] = {"mapped": MappedRequester(service, 1, counters)}
@@ -188,12 +207,20 @@ def main() -> None:
         for kind, requester in requesters.items():
             stack.callback(requester.close)
             lanes[kind] = requester.lanes
-            gathers[kind], pushes[kind] = over(requester)
+            gather, push = over(requester)
+            gathers[kind], pushes[kind] = timed(gather), partial(seconds_of, push)
+        for kind in OPTIONS if find_spec("nixl_cu13") else ():
+            address, _ = stack.enter_context(peer(f"nixl-{kind}"))
+            asker = stack.enter_context(transport_nixl.start(OPTIONS[kind], address))
+            assert asker.stdout is not None
+            lanes[f"nixl-{kind}"] = tuple(json.loads(asker.stdout.readline()))
+            gathers[f"nixl-{kind}"], pushes[f"nixl-{kind}"] = over_nixl(asker)
         address, _ = stack.enter_context(peer("grpc"))
-        gathers["grpc"], pushes["grpc"] = over_grpc(address.decode())
+        gather, push = over_grpc(address.decode())
+        gathers["grpc"], pushes["grpc"] = timed(gather), partial(seconds_of, push)
         for kind in OPTIONS:
             address, process = stack.enter_context(peer(f"raw-{kind}"))
-            pushes[f"raw-{kind}"] = raw(kind, address, process)
+            pushes[f"raw-{kind}"] = partial(seconds_of, raw(kind, address, process))
         gathered, pushed = measure(gathers, pushes, arguments.rounds, arguments.calls)
 
     figures: dict[str, str] = {}

@@ -1,15 +1,17 @@
 """The other side of benchmarks/transport.py: a process that answers over one transport until its input ends.
 
-`python -m benchmarks.transport_peer KIND` prints its address in hex. Kinds: tcp, ucx-shm, ucx-tcp, grpc, and
-raw-shm, raw-tcp, which are ucxx without anything of ours: every message goes back as it came.
+`python -m benchmarks.transport_peer KIND` prints its address in hex. Kinds: tcp, ucx-shm, ucx-tcp, nixl-shm,
+nixl-tcp, grpc, and raw-shm, raw-tcp, which are ucxx without anything of ours: a message goes back as it came.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -18,6 +20,7 @@ import numpy as np
 from services.contract.errors import InvalidRequest
 from services.contract.transport.counters import TransportCounters
 from services.contract.transport.frame import Credentials
+from services.contract.transport.nixl_responder import NixlResponder
 from services.contract.transport.protocol import Grant, Request
 from services.contract.transport.tcp_responder import TcpResponder
 from services.contract.transport.ucx_responder import UcxResponder
@@ -125,6 +128,11 @@ def main() -> None:
     close: Callable[[], object]
     if transport == "grpc":
         address, close = _serve_grpc(service)
+    elif transport == "nixl":
+        file = os.memfd_create("records")
+        os.write(file, service.records.tobytes())
+        offered = NixlResponder(OPTIONS[lane], Path(f"/proc/{os.getpid()}/fd/{file}"), counters)
+        address, close = offered.address, offered.close
     else:
         responder = (
             TcpResponder(b"127.0.0.1:0", service, counters)

@@ -63,7 +63,8 @@ class DataMetrics(Collector):
         )
         lanes = GaugeMetricFamily(
             "hotset_store_data_lanes",
-            "1 for each lane that carries bytes; lane is none while nobody is connected.",
+            "1 for each lane that carries bytes, may/... where it only may; lane is none while nobody is "
+            "connected.",
             labels=["transport", "lane"],
         )
         for lane in now.lanes or ("none",):

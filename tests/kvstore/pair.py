@@ -25,7 +25,7 @@ from tests.nixl import marks_of
 
 NIXL = ("nixl-shm", "nixl-tcp")
 NAMES = ("mapped", "tcp", "ucx-shm", "ucx-tcp", *NIXL)
-TRANSPORTS = tuple(pytest.param(name, marks=marks_of(name)) for name in NAMES)
+TRANSPORTS = tuple(pytest.param(name, marks=marks_of(name, slow=name == "nixl-shm")) for name in NAMES)
 UCX = {
     "ucx-shm": ("--ucx-tls=sm,self", "--ucx-lanes=shm"),
     "ucx-tcp": ("--ucx-tls=tcp,self", "--ucx-lanes=tcp"),

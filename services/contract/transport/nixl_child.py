@@ -30,8 +30,10 @@ def main() -> int:
         said = seal_place(place, agent.version, load_checksum()).hex()
     except (OSError, ValueError, SetupError) as error:
         said = f"error: {error}"
-    sys.stdout.write(f"{said}\n")
-    sys.stdout.flush()
+    try:
+        os.write(sys.stdout.fileno(), f"{said}\n".encode())
+    except BrokenPipeError:
+        return 0  # who started it has gone meanwhile
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nobody reads on
     if said.startswith("error"):
         return 2

@@ -52,7 +52,7 @@ class NixlResponder:
         self._counters = counters
         self._closing = threading.Event()
         self.address = b""
-        self._child = self._start()
+        self._child: subprocess.Popen[str] = self._start()
         self._thread = threading.Thread(target=self._watch, name="data-nixl", daemon=True)
         self._thread.start()
 
@@ -70,7 +70,7 @@ class NixlResponder:
 
     def _start(self) -> subprocess.Popen[str]:
         # Its own session: an interrupt from the keyboard is ours to answer.
-        child = subprocess.Popen(
+        self._child = child = subprocess.Popen(
             self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
         )
         assert child.stdout is not None
@@ -93,7 +93,7 @@ class NixlResponder:
             _log.warning("nixl_ended status=%d effect='peers connect anew'", status)
             while not self._closing.wait(_PAUSE_SECONDS):
                 try:
-                    self._child = self._start()
+                    self._start()
                     break
                 except (OSError, SetupError) as error:
                     _log.warning("nixl_not_started error=%s", error)
