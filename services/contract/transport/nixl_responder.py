@@ -32,6 +32,7 @@ class NixlResponder:
     """A Responder; see protocol.py. Its address changes with the process, empty while there is none."""
 
     held_bytes = 0  # nothing is answered
+    _child: subprocess.Popen[str]
 
     def __init__(self, options: UcxOptions, file: Path, counters: TransportCounters) -> None:
         """Offer `file`, which is as long as it will be.
@@ -39,20 +40,13 @@ class NixlResponder:
         Raises:
             SetupError: nixl or xxhash is missing, or nixl cannot be set up as `options` say.
         """
-        self._command = [
-            sys.executable,
-            "-m",
-            _MODULE,
-            str(file),
-            options.tls,
-            options.devices,
-            options.lanes,
-        ]
+        told = (str(file), options.tls, options.devices, options.lanes)
+        self._command = [sys.executable, "-m", _MODULE, *told]
         self._lanes = may_use(options.tls, options.lanes)
         self._counters = counters
         self._closing = threading.Event()
         self.address = b""
-        self._child: subprocess.Popen[str] = self._start()
+        self._start()
         self._thread = threading.Thread(target=self._watch, name="data-nixl", daemon=True)
         self._thread.start()
 
@@ -68,7 +62,7 @@ class NixlResponder:
         self._thread.join()
         self.address = b""
 
-    def _start(self) -> subprocess.Popen[str]:
+    def _start(self) -> None:
         # Its own session: an interrupt from the keyboard is ours to answer.
         self._child = child = subprocess.Popen(
             self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
@@ -80,7 +74,6 @@ class NixlResponder:
             _end(child)
             raise SetupError(said.removeprefix("error: ") or "nixl's process ended as it started; see above")
         self.address = bytes.fromhex(said)
-        return child
 
     def _watch(self) -> None:
         while True:
