@@ -52,7 +52,7 @@ def test_one_that_listens_everywhere_is_asked_here_by_its_certificates_name(
     shm: Path, tmp_path: Path
 ) -> None:
     wire = certificates(tmp_path / "wire", tmp_path / "authority", "subjectAltName=DNS:kvstore.example")
-    with Secured(shm / "arena", wire, "--listen=0.0.0.0:0", logs=tmp_path) as store:
+    with KvStore(shm / "arena", "--listen=0.0.0.0:0", logs=tmp_path, wire=wire) as store:
         store.ready()
         listen = f"0.0.0.0:{store.grpc.rpartition(':')[2]}"
         done = _check(HOTSET_LISTEN=listen, HOTSET_WIRE_DIR=str(wire))
