@@ -196,6 +196,19 @@ def main() -> None:
     pushes: dict[str, TimedPush] = {}
     lanes: dict[str, tuple[str, ...]] = {}
     with ExitStack() as stack:
+        for kind in OPTIONS if find_spec("nixl_cu13") else ():
+            address, _ = stack.enter_context(peer(f"nixl-{kind}"))
+            asker = stack.enter_context(transport_nixl.start(OPTIONS[kind], address))
+            assert asker.stdout is not None
+            lanes[f"nixl-{kind}"] = tuple(json.loads(asker.stdout.readline()))
+            gathers[f"nixl-{kind}"], pushes[f"nixl-{kind}"] = over_nixl(asker)
+        address, _ = stack.enter_context(peer("grpc"))
+        gather, push = over_grpc(address.decode())
+        gathers["grpc"], pushes["grpc"] = timed(gather), partial(seconds_of, push)
+        for kind in OPTIONS:
+            address, process = stack.enter_context(peer(f"raw-{kind}"))
+            pushes[f"raw-{kind}"] = partial(seconds_of, raw(kind, address, process))
+        # Last, because who has never asked is let go after ten seconds.
         requesters: dict[str, Requester] = {"mapped": MappedRequester(service, 1, counters)}
         for kind in ("ucx-shm", "ucx-tcp", "tcp"):
             address, _ = stack.enter_context(peer(kind))
@@ -209,18 +222,6 @@ def main() -> None:
             lanes[kind] = requester.lanes
             gather, push = over(requester)
             gathers[kind], pushes[kind] = timed(gather), partial(seconds_of, push)
-        for kind in OPTIONS if find_spec("nixl_cu13") else ():
-            address, _ = stack.enter_context(peer(f"nixl-{kind}"))
-            asker = stack.enter_context(transport_nixl.start(OPTIONS[kind], address))
-            assert asker.stdout is not None
-            lanes[f"nixl-{kind}"] = tuple(json.loads(asker.stdout.readline()))
-            gathers[f"nixl-{kind}"], pushes[f"nixl-{kind}"] = over_nixl(asker)
-        address, _ = stack.enter_context(peer("grpc"))
-        gather, push = over_grpc(address.decode())
-        gathers["grpc"], pushes["grpc"] = timed(gather), partial(seconds_of, push)
-        for kind in OPTIONS:
-            address, process = stack.enter_context(peer(f"raw-{kind}"))
-            pushes[f"raw-{kind}"] = partial(seconds_of, raw(kind, address, process))
         gathered, pushed = measure(gathers, pushes, arguments.rounds, arguments.calls)
 
     figures: dict[str, str] = {}
