@@ -63,7 +63,7 @@ test-browser: ## the status page in headless Chromium, which Debian's apt instal
 	  exec $(BIN)/python -m pytest -m slow tests/browser $(PYTEST_ARGS)
 
 check: ## ruff, mypy --strict, floors
-	$(INSTALL) decoder gpu ucx events test browser dev
+	$(INSTALL) decoder gpu ucx nixl events test browser dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
