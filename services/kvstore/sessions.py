@@ -24,7 +24,7 @@ class SessionEnd(Enum):
     DETACHED = "detached"
     LEASE = "lease"  # a remote client was silent for too long
     GONE = "gone"  # a mapped client's process is gone
-    REPLACED = "replaced"  # the same remote client came back with another token
+    REPLACED = "replaced"  # the same remote client came with another token; or a reader's layout is gone
 
 
 @dataclass(slots=True)
@@ -83,9 +83,28 @@ class Sessions:
         """The session with this number."""
         return self._by_id.get(session_id)
 
-    def named(self, client_name: str) -> Session | None:
-        """The session of this client."""
-        return next((s for s in self._by_id.values() if s.client_name == client_name), None)
+    def in_the_way(self, order: AttachOrder, *, anew: bool) -> list[Session]:
+        """Sessions that end if `order` is served: an older one of its client, readers of a layout that goes.
+
+        Args:
+            order: of a client that attaches.
+            anew: the arena has to be laid out for it.
+
+        Raises:
+            StateConflict: the older one maps the arena, and its process lives.
+        """
+        session_id = session_id_of(order.token)
+        found = []
+        for session in self._by_id.values():
+            older = session.client_name == order.client_name and session.session_id != session_id
+            if older and session.kind is ClientKind.MAPPED:
+                raise StateConflict(
+                    f"client {order.client_name} is attached already and its process lives; "
+                    "stop it first, or give this one another name"
+                )
+            if older or (anew and session.reads_only):
+                found.append(session)
+        return found
 
     def open(self, client_name: str, kind: ClientKind, token: str, epoch: int) -> Session:
         """Open the session that `token` stands for, or start a new epoch of it."""
