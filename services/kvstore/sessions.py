@@ -23,6 +23,7 @@ class SessionEnd(Enum):
 
     DETACHED = "detached"
     LEASE = "lease"  # a remote client was silent for too long
+    IDLE = "idle"  # so was a reader, which says nothing between two pulls and comes again for the next
     GONE = "gone"  # a mapped client's process is gone
     REPLACED = "replaced"  # the same remote client came with another token; or a reader's layout is gone
 
@@ -44,6 +45,11 @@ class Session:
     data_key: bytes = field(
         default_factory=lambda: secrets.token_bytes(16)
     )  # of this epoch's requests for bytes
+
+    @property
+    def lapse(self) -> SessionEnd:
+        """Why it is over when its lease is; of a remote client."""
+        return SessionEnd.IDLE if self.reads_only else SessionEnd.LEASE
 
 
 def session_id_of(token: str) -> int:
@@ -162,7 +168,7 @@ class Sessions:
             if session.kind is ClientKind.MAPPED and self._locks.reap(session.token):
                 over.append((session, SessionEnd.GONE))
             elif now >= session.deadline and session.kind is ClientKind.REMOTE:
-                over.append((session, SessionEnd.LEASE))
+                over.append((session, session.lapse))
             elif now >= session.deadline and not session.expired:
                 session.expired = True
                 silent.append(session)

@@ -178,11 +178,12 @@ class Store:
             NotFound, StaleReference: the session is over, or of another epoch.
             InvalidRequest: one of the hashes is none, or stands there twice.
         """
-        self._speaking(session_id, epoch)
+        session = self._speaking(session_id, epoch)
         check_chain(page_hashes)
         pages = self._space.table.match(session_id, page_hashes)
-        self._counters.looked_up += len(page_hashes)
-        self._counters.matched += len(pages)
+        if not session.reads_only:  # else the miss is another store's, and counted there
+            self._counters.looked_up += len(page_hashes)
+            self._counters.matched += len(pages)
         return pages
 
     def known(self, session_id: int, epoch: int, page_hashes: Sequence[bytes]) -> int:
@@ -272,7 +273,7 @@ class Store:
     def _speaking(self, session_id: int, epoch: int) -> Session:
         session = self._sessions.get(session_id)
         if session is not None and session.kind is ClientKind.REMOTE and self._clock() >= session.deadline:
-            self._end(session, SessionEnd.LEASE)
+            self._end(session, session.lapse)
         session = self._sessions.authorise(session_id, epoch)
         self._sessions.renew(session)
         return session

@@ -303,6 +303,26 @@ def test_a_reader_does_not_keep_the_arena_from_another_model(world: World) -> No
     reader.attach(OTHER_HEADER, reads_only=True)
 
 
+def test_a_reader_that_falls_silent_is_no_decoder_that_hangs(world: World) -> None:
+    """Nor does what it looks for count as what prompts asked for here."""
+    engine = world.client()
+    engine.attach()
+    reader = world.client("store-1", REMOTE)
+    reader.attach(reads_only=True)
+    reader.match(bytes(16))
+    engine.match(bytes(16), bytes(17))
+    world.clock.now += LEASE_SECONDS
+    with pytest.raises(NotFound):
+        reader.match(bytes(16))
+    reader.attach(reads_only=True)
+    world.clock.now += LEASE_SECONDS * 0.5
+    engine.heartbeat()
+    world.pass_time(LEASE_SECONDS * 0.5)
+    assert (ended(world, SessionEnd.IDLE), ended(world, SessionEnd.LEASE)) == (2, 0)
+    counters = world.store.snapshot().counters
+    assert (counters.looked_up, counters.matched) == (2, 0)
+
+
 # --- update ---
 
 
