@@ -23,7 +23,7 @@ from services.kvstore.recency import Pages
 
 REQUEST_BYTES = 4 * 2**20
 """Of one answer, unless a page is longer."""
-_ASKING = 0.7  # of the time; nothing is asked for in the rest
+_BATCH_REQUESTS = 8  # two rounds of a requester's credits
 _REQUEST_PAGES = MAX_REQUEST_BYTES // 8 - 1
 
 
@@ -46,6 +46,11 @@ Connect = Callable[[Face, float], Requester]
 """(face, seconds) to a requester; raises TransportFault or SetupError."""
 
 
+def batch_pages(page_bytes: int) -> int:
+    """Pages to fetch by one call: enough to keep a lane busy, and few enough to hold open for that."""
+    return _BATCH_REQUESTS * _pages_of_request(page_bytes)
+
+
 class PageFetcher:
     """Keeps one connection a face."""
 
@@ -54,10 +59,11 @@ class PageFetcher:
         self._requesters: dict[bytes, tuple[Face, Requester]] = {}
         self.lanes: tuple[str, ...] = ()  # of the connections there are; replaced, never changed
 
-    def fetch(self, face: Face, refs: PageRefs, into: PageBytes, pages: Pages, deadline: float) -> Fetched:
+    def fetch(
+        self, face: Face, refs: PageRefs, into: PageBytes, pages: Pages, last_start: float, deadline: float
+    ) -> Fetched:
         """Pull what `refs` name at the peer into `pages` here, which nobody reads or writes.
 
-        The last part of the time is for what is under way, so that a pull too long for it ends in good order.
         A connection that had lain idle may be stale: it is made anew once. Never raises a HotsetError.
 
         Args:
@@ -65,13 +71,14 @@ class PageFetcher:
             refs: as many as `pages`.
             into: this store's arena.
             pages: of this store, open and held for this.
-            deadline: monotonic, seconds.
+            last_start: monotonic, seconds; nothing is asked for from then on, so that all ends in good order.
+            deadline: likewise; of the answers.
         """
         if into.page_bytes > MAX_REPLY_BYTES:
             return Fetched(0, TransportFault(Fault.LENGTH, f"a page of {into.page_bytes} bytes is too long"))
         for again in (False, True):
             used = face.address in self._requesters
-            fetched = self._try(face, refs, into, pages, deadline)
+            fetched = self._try(face, refs, into, pages, last_start, deadline)
             if fetched.error is None or fetched.pages or not used or again:
                 break
         return fetched
@@ -81,14 +88,15 @@ class PageFetcher:
         for address in list(self._requesters):
             self._drop(address)
 
-    def _try(self, face: Face, refs: PageRefs, into: PageBytes, pages: Pages, deadline: float) -> Fetched:
+    def _try(
+        self, face: Face, refs: PageRefs, into: PageBytes, pages: Pages, last_start: float, deadline: float
+    ) -> Fetched:
         count = 0
         try:
             requester = self._requester(face, deadline)
-            at_once = min(_REQUEST_PAGES, max(1, REQUEST_BYTES // into.page_bytes))
+            at_once = _pages_of_request(into.page_bytes)
             starts = deque(range(0, len(refs), at_once))
             under_way: deque[tuple[int, int, Ticket]] = deque()
-            last_start = time.monotonic() + _ASKING * (deadline - time.monotonic())
             while starts or under_way:
                 if time.monotonic() > last_start:
                     starts.clear()
@@ -129,3 +137,7 @@ class PageFetcher:
 
     def _note_lanes(self) -> None:
         self.lanes = tuple(sorted({lane for _, made in self._requesters.values() for lane in made.lanes}))
+
+
+def _pages_of_request(page_bytes: int) -> int:
+    return min(_REQUEST_PAGES, max(1, REQUEST_BYTES // page_bytes))
