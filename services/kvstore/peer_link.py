@@ -66,14 +66,14 @@ class PeerLink:
         session = self._session
         credentials = Credentials(session.session_id, session.epoch, session.data_key)
         if transport == "mapped":
-            return Face(session.arena_path.encode(), credentials)
+            return Face(self.address, session.arena_path.encode(), credentials)
         offered = {face.transport: face.address for face in session.data_faces}
         if transport not in offered:
             raise StateConflict(
                 f"the peer {self.address} offers {', '.join(offered) or 'no data plane'}, not {transport}; "
                 "start both with the same --data-transport"
             )
-        return Face(offered[transport], credentials)
+        return Face(self.address, offered[transport], credentials)
 
     async def release(self, refs: PageRefs, seconds: float) -> None:
         """Let go of pages; where that fails the session is given up, and its lease does it.

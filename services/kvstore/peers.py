@@ -14,14 +14,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar, TypeVarTuple
 
 from services.contract.errors import HotsetError
 from services.kvstore.asked import Asked
 from services.kvstore.page_bytes import PageBytes
-from services.kvstore.page_fetch import Fetched, PageFetcher, batch_pages
+from services.kvstore.page_fetch import PageFetcher, batch_pages
 from services.kvstore.page_refs import PageRef, PageRefs
 from services.kvstore.pages import THE_PULLER, PageTable
 from services.kvstore.peer_link import PeerLink
@@ -34,6 +35,8 @@ _ASKING = 0.7  # of the time; no page is asked for in the rest, which is for tho
 _RANKING = 0.3  # of the time, for asking several peers how much they have
 _RELEASE_SECONDS = 2.0
 _NOTHING = PageRefs.of(())
+_T = TypeVar("_T")
+_Ts = TypeVarTuple("_Ts")
 
 
 @dataclass(slots=True)
@@ -79,6 +82,7 @@ class Peers:
         """Ask the stores at these addresses from the next pull on, beside those that the settings name."""
         async with self._turn:
             await self._links.follow(addresses)
+            await self._in_thread(self._fetcher.keep, self._links.addresses)
 
     @property
     def count(self) -> int:
@@ -88,7 +92,7 @@ class Peers:
     async def close(self) -> None:
         """Wait for what is under way, which its deadline bounds, and hang up."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._fetcher.close)
+        await self._in_thread(self._fetcher.close)
         self._thread.shutdown()
         await self._links.close()
 
@@ -178,6 +182,7 @@ class Peers:
         """Count it, tell it, and leave the peer alone for a while."""
         self.counters.failures += 1
         self._links.rest(link)
+        self._thread.submit(self._fetcher.drop, link.address)
         _log.warning("pull_failed peer=%s error=%s", link.address, error)
 
     def _go(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
@@ -185,6 +190,10 @@ class Peers:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+    async def _in_thread(self, work: Callable[[*_Ts], _T], *arguments: *_Ts) -> _T:
+        """Have the thread do something, to which connections belong."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
 
     async def _bring(
         self,
@@ -200,7 +209,6 @@ class Peers:
         assert layout is not None, "a table has a layout"
         face = link.face(self._transport)
         into = PageBytes(self._parts.arena.buffer, layout)
-        loop = asyncio.get_running_loop()
         last_start = time.monotonic() + _ASKING * (deadline - time.monotonic())
         parent: PageRef | None = list(before)[-1] if len(before) else None
         done, error = 0, None
@@ -210,8 +218,8 @@ class Peers:
             ours = table.update(THE_PULLER, _NOTHING, NO_SEALS, len(part))
             if ours is None or not len(ours):
                 break
-            fetched: Fetched = await loop.run_in_executor(
-                self._thread, self._fetcher.fetch, face, part, into, ours.pages, last_start, deadline
+            fetched = await self._in_thread(
+                self._fetcher.fetch, face, part, into, ours.pages, last_start, deadline
             )
             seals = []
             for page in list(ours)[: fetched.pages]:

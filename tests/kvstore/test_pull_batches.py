@@ -1,4 +1,4 @@
-"""A pull takes room as pages come, and nothing of a layout that has gone; the source is a real store."""
+"""A pull takes room as pages come, nothing of a layout that has gone, and keeps one connection a peer."""
 
 from __future__ import annotations
 
@@ -63,6 +63,43 @@ class Link(PeerLink):
         found = await super().match(header, page_hashes, seconds)
         self.meanwhile()
         return found
+
+
+def test_a_peer_that_was_restarted_or_has_left_leaves_no_connection(
+    world: World, shm: Path, tmp_path: Path
+) -> None:
+    """Nobody asked while it was away, so nothing failed; its data plane has another address afterwards."""
+    world.client().attach(HEADER)
+    made: list[TcpRequester] = []
+
+    def connect(face: Face, seconds: float) -> TcpRequester:
+        made.append(tcp(face, seconds))
+        return made[-1]
+
+    def connected() -> list[bool]:
+        return [requester._socket.fileno() >= 0 for requester in made]
+
+    async def run() -> None:
+        listen, links = "127.0.0.1:0", PeerLinks(lambda address: Link(address, "asker", NO_SECURITY), [])
+        peers = Peers(world.store.parts, links, "tcp", PageFetcher(connect), SECONDS)
+        for name in "xy":
+            more = ("--arena-bytes=6MiB", f"--listen={listen}", *flags("tcp"))
+            with KvStore(shm / name, *more, logs=tmp_path) as store:
+                source, listen = Client(store.ready()), store.grpc
+                source.sequence_of(chain(name, 2), 1)
+                await peers.follow([listen])
+                # A channel may need a while to notice that its peer is back.
+                async with asyncio.timeout(SECONDS):
+                    while world.store.parts.space.table.known(chain(name, 2)) < 2:
+                        await peers.fill(chain(name, 2))
+                        await asyncio.sleep(0.05)
+        assert connected() == [False] * (len(made) - 1) + [True]
+        await peers.follow([])
+        assert not any(connected())
+        await peers.close()
+
+    asyncio.run(run())
+    assert len(made) >= 2
 
 
 def pull(
