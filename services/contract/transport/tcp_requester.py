@@ -82,14 +82,14 @@ class TcpRequester:
         self._answers.clear()
 
     def _send(self, message: memoryview, ticket: Ticket) -> None:
-        """Send all of it by the deadline of `ticket`; what comes meanwhile is heard."""
+        """Send all of it by the deadline of `ticket`; while the socket takes nothing, hear what comes."""
         while message:
             self._until(ticket)
             ready = self._ready.poll(1000 * (self._socket.gettimeout() or 0.0))
-            if any(events & ~select.POLLOUT for _, events in ready):
-                self._hear(ticket)
-            elif ready:
+            if any(events & select.POLLOUT for _, events in ready):
                 message = message[self._socket.send(message) :]
+            elif ready:
+                self._hear(ticket)
 
     def _hear(self, ticket: Ticket) -> None:
         """Receive the next answer, whosever it is, by the deadline of `ticket`."""
