@@ -12,6 +12,7 @@ from services.decoder.kernels.gpu.append import AppendShape
 from services.decoder.kernels.gpu.append_entry import AppendEntryShape
 from services.decoder.kernels.gpu.attend import AttendShape
 from services.decoder.kernels.gpu.attend_latent import AttendLatentShape, PlainLatentShape
+from services.decoder.kernels.gpu.code_records import CodeRecordsShape
 from services.decoder.kernels.gpu.compile import compile_kernel
 from services.decoder.kernels.gpu.fill_bounds import FillBoundsShape
 from services.decoder.kernels.gpu.gather_pages import GatherPagesShape
@@ -97,6 +98,25 @@ def test_attend_latent_compiles(arch: str, heads: int) -> None:
     for cluster in CLUSTERS[arch]:
         shape = AttendLatentShape.fitting(512, 64, heads, 1, torch.bfloat16, cluster)
         assert compile_kernel("attend_latent", shape.defines, arch)[:4] == b"\x7fELF"
+
+
+@pytest.mark.parametrize("arch", CLUSTERS)
+def test_what_reads_and_writes_records_in_eight_bits_compiles(arch: str) -> None:
+    cluster = max(CLUSTERS[arch])
+    for heads, dtype in ((16, torch.bfloat16), (32, torch.float16), (128, torch.bfloat16)):
+        shape = AttendLatentShape.fitting(512, 64, heads, 1, dtype, cluster, coded=True)
+        assert shape.shared_bytes <= 227 * 1024
+        assert compile_kernel("attend_latent", shape.defines, arch)[:4] == b"\x7fELF"
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        coding = CodeRecordsShape(512, 64, dtype)
+        assert compile_kernel("code_records", coding.defines, arch)[:4] == b"\x7fELF"
+    plain = PlainLatentShape(128, 16, 1, torch.float32, 512, coded=True)
+    assert compile_kernel("attend_latent_plain", plain.defines, arch)[:4] == b"\x7fELF"
+    append = AppendShape(656, 1, 1, 1, 64, torch.uint8, sides=1)
+    assert compile_kernel("append", append.defines, arch)[:4] == b"\x7fELF"
+    resolve = ResolveShape(656, 2048, 256, 16, cluster)
+    assert compile_kernel("resolve", resolve.defines, arch)[:4] == b"\x7fELF"
+    assert compile_kernel("replay", ReplayShape(656).defines, arch)[:4] == b"\x7fELF"
 
 
 @pytest.mark.parametrize("arch", CLUSTERS)

@@ -16,6 +16,7 @@ import torch
 from services.decoder.engine.offline import OfflineEngine
 from services.decoder.engine.sequence import Sequence
 from services.decoder.kernels.counter import Counter
+from services.decoder.kernels.record_code import coded_bytes
 from services.decoder.kv.prefetch import SideStream
 from services.decoder.models.causal_lm import CausalLM
 from services.decoder.models.spec import ModelSpec
@@ -61,7 +62,10 @@ def engine(model: CausalLM, rows: int = 1, **changes: object) -> OfflineEngine:
     latent = model.spec.latent
     assert latent is not None
     layers, anchors = model.spec.layers, len(set(latent.anchors))
-    slot_bytes = layers * model.spec.head_dim * model.dtype.itemsize + anchors * 8
+    record_bytes = model.spec.head_dim * model.dtype.itemsize
+    if changes.get("record_dtype") == "float8":
+        record_bytes = coded_bytes(latent.latent, latent.roped)
+    slot_bytes = layers * record_bytes + anchors * 8
     base: dict[str, object] = {"device": "cuda:0", "max_rows": rows, "max_model_len": 512}
     if changes.get("kv_mode", "tiered") == "full":
         base |= {"hot_tokens": 0}
@@ -118,6 +122,15 @@ def test_tiered_equals_full_with_index_keys_in_eight_bits(shared: CausalLM, mode
         check_all_ways_agree(one, 3, index_dtype="float8")
 
 
+@pytest.mark.parametrize("index_dtype", ["auto", "float8"])
+def test_tiered_equals_full_with_records_in_eight_bits(shared: CausalLM, index_dtype: str) -> None:
+    check_all_ways_agree(shared, 3, record_dtype="float8", index_dtype=index_dtype)
+
+
+def test_records_in_eight_bits_are_parked_and_resumed(shared: CausalLM) -> None:
+    check_parked_anywhere(shared, "tiered", record_dtype="float8")
+
+
 @pytest.mark.parametrize("mode", ["full", "tiered"])
 def test_choices_are_the_cpus_and_tokens_transformers(model: CausalLM, path: Path, mode: str) -> None:
     """Every layer and position, through windows of prefill and far past the budget."""
@@ -158,14 +171,13 @@ def test_a_found_prefix_gives_the_same_tokens(model: CausalLM, mode: str) -> Non
     check(warm)
 
 
-@pytest.mark.parametrize("mode", ["tiered", "full"])
-def test_parked_anywhere_and_resumed(model: CausalLM, mode: str) -> None:
+def check_parked_anywhere(model: CausalLM, mode: str, **common: object) -> None:
     """Tokens, records and index keys of a run that nobody disturbed."""
-    idle, alone = engine(model, kv_mode=mode), ask("alone", PROMPT, TOKENS)
+    idle, alone = engine(model, 1, kv_mode=mode, **common), ask("alone", PROMPT, TOKENS)
     undisturbed = Watch(idle, alone)
     idle.generate([alone])
     for after in (1, 43, 44):
-        busy = engine(model, kv_mode=mode)
+        busy = engine(model, 1, kv_mode=mode, **common)
         parked, urgent = ask("parked", PROMPT, TOKENS), ask("urgent", PROMPT[::-1], 20, priority=-1)
         watch = Watch(busy, parked, poison=True)
         busy.scheduler.submit([parked])
@@ -177,6 +189,11 @@ def test_parked_anywhere_and_resumed(model: CausalLM, mode: str) -> None:
         found = watch.bytes()
         assert all(torch.equal(mine, other) for mine, other in zip(found, undisturbed.bytes(), strict=True))
         check(busy)
+
+
+@pytest.mark.parametrize("mode", ["tiered", "full"])
+def test_parked_anywhere_and_resumed(model: CausalLM, mode: str) -> None:
+    check_parked_anywhere(model, mode)
 
 
 @pytest.fixture

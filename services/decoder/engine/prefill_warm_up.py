@@ -49,12 +49,13 @@ def warm_up_latent_prefill(
     """The kernels of a chunk in a layer that chooses, over a few tokens: nothing is planned by length."""
     shape, latent = plan.shape, spec.latent
     assert latent is not None
-    page = torch.zeros(shape.page_elements, dtype=shape.dtype, device=device)
+    page = torch.zeros(shape.page_elements, dtype=shape.record_dtype, device=device)
     target, pages = shape.as_pages(page), torch.zeros(1, dtype=torch.int32, device=device)
-    record = torch.zeros(2, shape.record_elements, dtype=shape.dtype, device=device)
-    key = record.unsqueeze(1)
+    record = torch.zeros(2, shape.head_dim, dtype=shape.dtype, device=device)
+    kept = latent_kernels.code(record, latent.latent) if shape.record_coded else record
+    key = kept.unsqueeze(1)
     kernels.write_run(key, key[..., :0], target, pages, 0)
-    gathered = record.new_zeros(shape.groups, shape.page_tokens, shape.record_elements)
+    gathered = kept.new_zeros(shape.groups, shape.page_tokens, shape.record_elements)
     kernels.gather_pages(target, pages, gathered)
     keys = record.new_zeros(shape.page_tokens, shape.index_dim)
     tokens, heads = plan.top_k + 1, spec.config.index_n_heads
@@ -65,7 +66,7 @@ def warm_up_latent_prefill(
     latent_kernels.rank(many, shape.page_tokens, 0, keys, index, plan.top_k)
     query = record.new_zeros(2, spec.query_heads, shape.head_dim)
     chosen = torch.zeros(2, plan.top_k, dtype=torch.int32, device=device)
-    part = latent_kernels.attend_chosen(query, record, chosen, 1.0, latent.latent)
+    part = latent_kernels.attend_chosen(query, kept, chosen, 1.0, latent.latent)
     for out in (torch.float32, query.dtype):
         kernels.merge_parts(kernels.merge_parts(part, part, torch.float32), part, out)
         kernels.merge_parts(part, part, out)
