@@ -92,7 +92,7 @@ def test_parts_of_a_record_in_eight_bits() -> None:
     assert sum(sizes) == coded_bytes(512, 64)
     numbers = torch.ones(1, 576, dtype=torch.bfloat16) * 3
     numbers[:, 512:] = 5
-    codes, scales, turned = code_records(numbers, 512)[0].split(sizes)
+    codes, scales, turned = torch.split(code_records(numbers, 512)[0], sizes)
     assert torch.equal(
         codes.view(torch.float8_e4m3fn).float() * scales.view(torch.float32)[0], torch.full((512,), 3.0)
     )
