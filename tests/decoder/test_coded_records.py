@@ -7,6 +7,7 @@ number falls to its other neighbour among the codes. Answers differ from exact r
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,10 @@ from services.decoder.models.causal_lm import CausalLM
 from services.decoder.models.spec import ModelSpec
 from tests.decoder import checkpoints
 from tests.decoder.dsa_rig import CASES, ask, check, engine_of, prompt_of
-from tests.decoder.test_dsa_exact import (
-    check_found_again,
+from tests.decoder.pauses import (
+    PROMPT,
+    TOKENS,
+    check_found_prefix,
     check_parked_anywhere,
     check_tiered_is_full,
 )
@@ -34,8 +37,6 @@ CODED: dict[str, object] = {"record_dtype": "float8"}
 BY_PAGES: dict[str, object] = {**CODED, "max_step_tokens": 64}
 """Chunks end with pages, so that who goes on behind a page computes what the first one did, in its shapes."""
 LATENT, ROPED = 128, 16
-PROMPT = prompt_of(150)
-TOKENS = 50
 
 
 def save(path: Path, name: str, **changes: object) -> Path:
@@ -60,27 +61,34 @@ def answer(model: CausalLM, **changes: object) -> list[int]:
     return one.generated
 
 
+def check_modes(model: CausalLM, batch: int, **common: object) -> None:
+    make = partial(engine_of, model, max_rows=batch, **CODED, **common)
+    check_tiered_is_full(make(), make(kv_mode="full", hot_tokens=0), 24)
+
+
 @pytest.mark.parametrize("batch", [1, 3, pytest.param(8, marks=pytest.mark.slow)])
 def test_tiered_equals_full(model: CausalLM, batch: int) -> None:
-    check_tiered_is_full(model, batch, 24, **CODED)
+    check_modes(model, batch)
 
 
 def test_tiered_equals_full_in_bf16(path: Path) -> None:
-    check_tiered_is_full(CausalLM(ModelSpec.read(path), torch.bfloat16, CPU), 3, 24, **CODED)
+    check_modes(CausalLM(ModelSpec.read(path), torch.bfloat16, CPU), 3)
 
 
+@pytest.mark.slow
 def test_beside_index_keys_in_eight_bits(model: CausalLM) -> None:
-    check_tiered_is_full(model, 3, 24, **CODED, index_dtype="float8")
+    check_modes(model, 3, index_dtype="float8")
 
 
-@pytest.mark.parametrize("mode", ["tiered", "full"])
+@pytest.mark.parametrize("mode", ["tiered", pytest.param("full", marks=pytest.mark.slow)])
 def test_a_found_prefix_gives_the_same_tokens(model: CausalLM, mode: str) -> None:
-    check_found_again(model, mode, **BY_PAGES)
+    check_found_prefix(engine_of(model, kv_mode=mode, hot_tokens=0, **BY_PAGES))
 
 
 @pytest.mark.parametrize("mode", ["tiered", pytest.param("full", marks=pytest.mark.slow)])
 def test_parked_and_resumed(model: CausalLM, mode: str) -> None:
-    check_parked_anywhere(model, mode, (7, 43), **CODED)
+    one_row: dict[str, object] = {"kv_mode": mode, "hot_tokens": 0, "max_rows": 1}
+    check_parked_anywhere(partial(engine_of, model, **CODED, **one_row), (7, 43))
 
 
 @pytest.mark.parametrize("mode", ["tiered", pytest.param("full", marks=pytest.mark.slow)])

@@ -36,15 +36,15 @@ def model(path: Path) -> CausalLM:
     return CausalLM(ModelSpec.read(path), torch.float32, torch.device("cpu"))
 
 
-def check_tiered_is_full(model: CausalLM, batch: int, tokens: int, **common: object) -> None:
+def check_tiered_is_full(model: CausalLM, batch: int, tokens: int) -> None:
     def asked() -> list[Sequence]:
         lengths = enumerate(LENGTHS[:batch])
         return [ask(str(i), prompt_of(length, i), tokens) for i, length in lengths]
 
-    tiered, ours, recording = engine_of(model, max_rows=batch, **common), asked(), Recording()
+    tiered, ours, recording = engine_of(model, max_rows=batch), asked(), Recording()
     recording.attach(tiered, ours)
     tiered.generate(ours)
-    full, theirs = engine_of(model, max_rows=batch, kv_mode="full", hot_tokens=0, **common), asked()
+    full, theirs = engine_of(model, max_rows=batch, kv_mode="full", hot_tokens=0), asked()
     recording.replay(full.runner, theirs)
 
     assert [one.generated for one in ours] == [one.generated for one in theirs]
@@ -89,9 +89,10 @@ def test_index_keys_in_eight_bits_come_back_too(model: CausalLM) -> None:
     assert answers["full"][0] == answers["full"][1]
 
 
-def check_found_again(model: CausalLM, mode: str, **common: object) -> None:
-    """A prompt, then an answer: index keys of both come back with the records."""
-    engine = engine_of(model, kv_mode=mode, hot_tokens=0, **common)
+@pytest.mark.parametrize("mode", ["tiered", "full"])
+def test_a_found_prefix_gives_the_same_tokens(model: CausalLM, mode: str) -> None:
+    """Of a prompt, and of an answer: index keys of both come back with the records."""
+    engine = engine_of(model, kv_mode=mode, hot_tokens=0)
     first = ask("first", PROMPT, TOKENS)
     engine.generate([first])
     for known in (0, 45):
@@ -105,14 +106,9 @@ def check_found_again(model: CausalLM, mode: str, **common: object) -> None:
     check(engine)
 
 
-@pytest.mark.parametrize("mode", ["tiered", "full"])
-def test_a_found_prefix_gives_the_same_tokens(model: CausalLM, mode: str) -> None:
-    check_found_again(model, mode)
-
-
-def parked_and_resumed(model: CausalLM, mode: str, after: int, **common: object) -> tuple[Sequence, Watch]:
+def parked_and_resumed(model: CausalLM, mode: str, after: int) -> tuple[Sequence, Watch]:
     """A sequence that gave up its only row to another one after some of its tokens."""
-    engine = engine_of(model, kv_mode=mode, hot_tokens=0, max_rows=1, **common)
+    engine = engine_of(model, kv_mode=mode, hot_tokens=0, max_rows=1)
     parked, urgent = ask("parked", PROMPT, TOKENS), ask("urgent", PROMPT[::-1], 20, priority=-1)
     watch = Watch(engine, parked, poison=True)
     engine.scheduler.submit([parked])
@@ -125,22 +121,16 @@ def parked_and_resumed(model: CausalLM, mode: str, after: int, **common: object)
     return parked, watch
 
 
-def check_parked_anywhere(model: CausalLM, mode: str, places: Pages[int], **common: object) -> None:
-    """Tokens, records and index keys of a run that nobody disturbed."""
-    engine = engine_of(model, kv_mode=mode, hot_tokens=0, max_rows=1, **common)
-    alone = ask("alone", PROMPT, TOKENS)
-    watch = Watch(engine, alone)
-    engine.generate([alone])
-    for after in places:
-        parked, seen = parked_and_resumed(model, mode, after, **common)
-        assert parked.generated == alone.generated
-        assert all(torch.equal(*pair) for pair in zip(seen.bytes(), watch.bytes(), strict=True))
-
-
 @pytest.mark.parametrize("mode", ["tiered", "full"])
 def test_parked_anywhere_and_resumed(model: CausalLM, mode: str) -> None:
-    """Inside a page and at its edge."""
-    check_parked_anywhere(model, mode, (1, 7, 43, 44))
+    """Inside a page and at its edge: tokens, records and index keys of a run that nobody disturbed."""
+    engine, alone = engine_of(model, kv_mode=mode, hot_tokens=0, max_rows=1), ask("alone", PROMPT, TOKENS)
+    watch = Watch(engine, alone)
+    engine.generate([alone])
+    for after in (1, 7, 43, 44):
+        parked, seen = parked_and_resumed(model, mode, after)
+        assert parked.generated == alone.generated
+        assert all(torch.equal(*pair) for pair in zip(seen.bytes(), watch.bytes(), strict=True))
 
 
 @pytest.mark.parametrize("mode", ["tiered", "full"])

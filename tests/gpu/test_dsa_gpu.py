@@ -20,7 +20,7 @@ from services.decoder.kernels.record_code import coded_bytes
 from services.decoder.kv.prefetch import SideStream
 from services.decoder.models.causal_lm import CausalLM
 from services.decoder.models.spec import ModelSpec
-from tests.decoder import checkpoints
+from tests.decoder import checkpoints, pauses
 from tests.decoder.dsa_rig import ARENA_BYTES, CASES, TOP_K, ask, check, engine_of, prompt_of
 from tests.decoder.recording import Recording
 from tests.decoder.test_dsa import Choices, Noting, theirs
@@ -128,7 +128,7 @@ def test_tiered_equals_full_with_records_in_eight_bits(shared: CausalLM, index_d
 
 
 def test_records_in_eight_bits_are_parked_and_resumed(shared: CausalLM) -> None:
-    check_parked_anywhere(shared, "tiered", record_dtype="float8")
+    pauses.check_parked_anywhere(lambda: engine(shared, record_dtype="float8"), (1, 43, 44), ahead=True)
 
 
 @pytest.mark.parametrize("mode", ["full", "tiered"])
@@ -171,13 +171,14 @@ def test_a_found_prefix_gives_the_same_tokens(model: CausalLM, mode: str) -> Non
     check(warm)
 
 
-def check_parked_anywhere(model: CausalLM, mode: str, **common: object) -> None:
+@pytest.mark.parametrize("mode", ["tiered", "full"])
+def test_parked_anywhere_and_resumed(model: CausalLM, mode: str) -> None:
     """Tokens, records and index keys of a run that nobody disturbed."""
-    idle, alone = engine(model, 1, kv_mode=mode, **common), ask("alone", PROMPT, TOKENS)
+    idle, alone = engine(model, kv_mode=mode), ask("alone", PROMPT, TOKENS)
     undisturbed = Watch(idle, alone)
     idle.generate([alone])
     for after in (1, 43, 44):
-        busy = engine(model, 1, kv_mode=mode, **common)
+        busy = engine(model, kv_mode=mode)
         parked, urgent = ask("parked", PROMPT, TOKENS), ask("urgent", PROMPT[::-1], 20, priority=-1)
         watch = Watch(busy, parked, poison=True)
         busy.scheduler.submit([parked])
@@ -189,11 +190,6 @@ def check_parked_anywhere(model: CausalLM, mode: str, **common: object) -> None:
         found = watch.bytes()
         assert all(torch.equal(mine, other) for mine, other in zip(found, undisturbed.bytes(), strict=True))
         check(busy)
-
-
-@pytest.mark.parametrize("mode", ["tiered", "full"])
-def test_parked_anywhere_and_resumed(model: CausalLM, mode: str) -> None:
-    check_parked_anywhere(model, mode)
 
 
 @pytest.fixture

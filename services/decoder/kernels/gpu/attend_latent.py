@@ -66,10 +66,10 @@ class AttendLatentShape:
         """The variant for so many query heads (docs/log.md has what was tried; not of coded records)."""
         record = (latent, roped)
         if heads <= 16:
-            return cls(*record, 16, block_tokens, dtype, cluster, 4, 32, 1, 1, 4, 64, coded)
+            return cls(*record, 16, block_tokens, dtype, cluster, 4, 32, 1, 1, 4, 64, coded=coded)
         if heads <= 32:
-            return cls(*record, 32, block_tokens, dtype, cluster, 8, 32, 2, 2, 4, 64, coded)
-        return cls(*record, 64, block_tokens, dtype, cluster, 8, 32, 3, 2, 4, 128, coded)
+            return cls(*record, 32, block_tokens, dtype, cluster, 8, 32, 2, 2, 4, 64, coded=coded)
+        return cls(*record, 64, block_tokens, dtype, cluster, 8, 32, 3, 2, 4, 128, coded=coded)
 
     @staticmethod
     def takes(latent: int, roped: int, dtype: torch.dtype) -> bool:

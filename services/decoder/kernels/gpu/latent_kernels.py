@@ -221,7 +221,9 @@ class GpuLatentKernels:
             sizes = (latent, roped, heads, block_tokens, query.dtype, cluster)
             return self._same(AttendLatentShape.fitting(*sizes, coded=coded))
         most_tokens = -(-top_k * block_tokens // 512) * 512  # few variants, whatever a prompt's width
-        return self._same(PlainLatentShape(latent, roped, block_tokens, query.dtype, most_tokens, coded))
+        return self._same(
+            PlainLatentShape(latent, roped, block_tokens, query.dtype, most_tokens, coded=coded)
+        )
 
     def _same(self, shape: _Shape) -> _Shape:
         """The equal shape seen before, whose kernel is loaded, or this one."""
