@@ -68,7 +68,7 @@ def engine(model: CausalLM, rows: int = 1, /, device: str = "cuda:0", **changes:
         slots = blocks.dense_layers * LONGEST // blocks.block_tokens + sparse
         slot_bytes = blocks.block_tokens * 2 * spec.head_dim * model.dtype.itemsize + 8
         base |= {"hot_bytes": rows * spec.kv_heads * slots * slot_bytes}
-    return engine_of(model, ARENA_BYTES, **(base | changes))
+    return engine_of(model, ARENA_BYTES, tight=True, **(base | changes))
 
 
 def check_all_ways_agree(model: CausalLM, rows: int, device: str = "cuda:0") -> None:

@@ -28,14 +28,15 @@ def attend_entries(
     """
     key, value = entries.float().unbind(2)  # [B, n, kv_heads, head_dim]
     rows, size, kv_heads, head_dim = key.shape
-    heads = query.float().unflatten(2, (kv_heads, -1))
+    tokens = query.shape[1]
+    heads = query.float().reshape(rows, tokens, kv_heads, -1, head_dim)
     scores = torch.einsum("btghd,bngd->btghn", heads, key) * head_dim**-0.5
     complete = (torch.arange(size, device=key.device) + 1) * entry_tokens - 1  # token that completes each
     seen = complete <= position.unsqueeze(2)  # [B, T, n]
-    unseen = ~seen.view(rows, -1, 1, 1, size)
+    unseen = ~seen.view(rows, tokens, 1, 1, size)
     # Where nothing is seen yet, softmax over nothing is taken to be nothing.
     share = scores.masked_fill(unseen, float("-inf")).softmax(4).masked_fill(unseen, 0)
     # An entry that is not seen may hold another request's numbers: not even zero times those.
     safe = value.masked_fill(~seen.any(1).view(rows, size, 1, 1), 0)
     out = torch.einsum("btghn,bngd->btghd", share, safe).flatten(2, 3).to(query.dtype)
-    return out, share.sum(3).unflatten(3, (-1, each)).sum(4)
+    return out, share.sum(3).view(rows, tokens, kv_heads, -1, each).sum(4)

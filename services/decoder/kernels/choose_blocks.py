@@ -31,5 +31,5 @@ def score_by_best_token(query: Tensor, position: Tensor, keys: Tensor, places: T
         scores = torch.einsum("thd,nd->thn", query.float(), some.float())
         token = first * block_tokens + torch.arange(some.shape[0], device=keys.device)
         scores.masked_fill_((token > position.unsqueeze(1)).unsqueeze(1), float("-inf"))
-        parts.append(scores.unflatten(2, (-1, block_tokens)).amax(3))
+        parts.append(scores.view(*scores.shape[:2], -1, block_tokens).amax(3))
     return torch.cat(parts, 2)
