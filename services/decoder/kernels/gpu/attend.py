@@ -124,7 +124,7 @@ class AttendCall:
     groups: int
     scaling: float
     splits: int  # parts that each lane's blocks are cut into; the result depends on it in the last bits
-    lse: Tensor | None = None  # out [rows, query heads] float32: log of the sum of exp(score), where wanted
+    lse: Tensor | None = None  # out [rows, query heads] float32: log of the sum of exp(score), if wanted
 
     @staticmethod
     def workspace(shape: AttendShape, units: int, splits: int) -> int:
