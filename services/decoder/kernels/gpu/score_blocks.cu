@@ -1,9 +1,9 @@
 // score_blocks: how well each block answers each head of a query: by its best token's index key.
 //
-// The definition is the twin, kernels/choose_blocks.py. A warp scores a block for all heads of a query, a thread some
-// of its tokens; neighbouring warps take neighbouring queries, which in prefill share the keys. A query's own block
-// is its best without being looked at; a query that sees no more than TOP_K blocks is not scored. Decode and prefill
-// add up in the same order.
+// The definition is the twin, kernels/choose_blocks.py. A warp scores a block for all heads of a query, TEAM threads
+// a token; neighbouring warps take neighbouring queries, which in prefill share the keys. A query's own block is its
+// best without being looked at; a query that sees no more than TOP_K blocks is not scored. Decode and prefill add up
+// in the same order.
 //
 // Compile-time: HEADS, DIM (of whole 16-byte pieces), BLOCK_TOKENS, BLOCKS_PER_PAGE, TOP_K, ELEMENT (0 float32,
 // 1 bfloat16, 2 float16), WARPS.
@@ -23,6 +23,8 @@ struct ScoreBlocksParams {
 
 constexpr i32 VECTOR = 16 / ELEMENT_BYTES;  // elements of a 16-byte piece
 constexpr i32 VECTORS = DIM / VECTOR;
+constexpr i32 TEAM = 4;                     // threads of one token, so that a load touches few cache lines
+constexpr i32 TEAMS = 32 / TEAM;
 constexpr float LOWEST = -3.0e38f;
 static_assert(VECTORS * VECTOR == DIM, "a key must be whole 16-byte pieces");
 
@@ -75,11 +77,12 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) score_blocks(const __gr
 #pragma unroll
     for (i32 h = 0; h < HEADS; ++h) best[h] = LOWEST;
 #pragma unroll 1
-    for (i32 i = inside; i < BLOCK_TOKENS; i += 32) {
-      const char* key = p.keys + (place * BLOCK_TOKENS + i) * DIM * ELEMENT_BYTES;
+    for (i32 base = 0; base < BLOCK_TOKENS; base += TEAMS) {
+      const i32 token = base + inside / TEAM;
+      const char* key = p.keys + (place * BLOCK_TOKENS + token) * DIM * ELEMENT_BYTES;
       float sum[HEADS] = {};
 #pragma unroll 4
-      for (i32 v = 0; v < VECTORS; ++v) {
+      for (i32 v = token < BLOCK_TOKENS ? inside % TEAM : VECTORS; v < VECTORS; v += TEAM) {
         float number[VECTOR];
         load(number, key + v * 16);
 #pragma unroll
@@ -92,12 +95,16 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) score_blocks(const __gr
           }
       }
 #pragma unroll
-      for (i32 h = 0; h < HEADS; ++h) best[h] = fmaxf(best[h], sum[h]);
+      for (i32 h = 0; h < HEADS; ++h) {
+#pragma unroll
+        for (i32 step = TEAM / 2; step; step /= 2) sum[h] += __shfl_xor_sync(~0u, sum[h], step);
+        if (token < BLOCK_TOKENS) best[h] = fmaxf(best[h], sum[h]);
+      }
     }
 #pragma unroll
     for (i32 h = 0; h < HEADS; ++h) {
 #pragma unroll
-      for (i32 step = 16; step; step /= 2) best[h] = fmaxf(best[h], __shfl_xor_sync(~0u, best[h], step));
+      for (i32 step = 16; step >= TEAM; step /= 2) best[h] = fmaxf(best[h], __shfl_xor_sync(~0u, best[h], step));
       if (inside == 0) scores[(i64)h * p.pitch] = to_key(best[h]);
     }
   }
