@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from services.contract.errors import SetupError
+from services.decoder.kernels.gpu.add_entry import AddEntryShape
 from services.decoder.kernels.gpu.append import AppendShape
 from services.decoder.kernels.gpu.append_entry import AppendEntryShape
 from services.decoder.kernels.gpu.attend import AttendShape
@@ -25,6 +26,7 @@ from services.decoder.kernels.gpu.replay import ReplayShape
 from services.decoder.kernels.gpu.resolve import ResolveShape
 from services.decoder.kernels.gpu.rope import RopeShape
 from services.decoder.kernels.gpu.sample import SampleShape
+from services.decoder.kernels.gpu.score_blocks import ScoreBlocksShape
 from services.decoder.kernels.gpu.score_tokens import ScoreShape
 from services.decoder.kernels.gpu.select import SelectShape
 from services.decoder.kernels.gpu.swiglu import SwigluShape
@@ -82,6 +84,18 @@ def test_what_models_with_an_indexer_launch_compiles(arch: str, dtype: torch.dty
     assert compile_kernel("append", append.defines, arch)[:4] == b"\x7fELF"
     pages = WriteRunShape(1, 1, 48 * dtype.itemsize, 64, sides=1)
     assert compile_kernel("write_run", pages.defines, arch)[:4] == b"\x7fELF"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("arch", CLUSTERS)
+def test_what_models_that_choose_blocks_launch_compiles(arch: str, dtype: torch.dtype) -> None:
+    score = ScoreBlocksShape(4, 128, block_tokens=128, blocks_per_page=1, top_k=16, dtype=dtype)
+    assert compile_kernel("score_blocks", score.defines, arch)[:4] == b"\x7fELF"
+    add = AddEntryShape(2 * 4 * 128, entry_tokens=16, page_tokens=64, dtype=dtype)
+    assert compile_kernel("add_entry", add.defines, arch)[:4] == b"\x7fELF"
+    for group_size, block_tokens, window in ((16, 128, 0), (4, 64, 512)):
+        shape = AttendShape(128, group_size, block_tokens, dtype, window=window)
+        assert compile_kernel(shape.source, shape.defines, arch)[:4] == b"\x7fELF"
 
 
 @pytest.mark.parametrize(("latent", "heads"), [(512, 64), (128, 4)])

@@ -141,9 +141,7 @@ class MemoryPlan:
             sampling_bytes=DeviceSampler.device_bytes(settings.max_rows, spec.vocab_size)
             if device.type == "cuda"
             else 0,
-            score_bytes=4 * score_elements(settings.max_rows, shape.pages_for(longest) * shape.page_tokens)
-            if device.type == "cuda" and shape.index_dim
-            else 0,
+            score_bytes=_score_bytes(settings, shape, shape.pages_for(longest), device),
             step_tokens=settings.step_tokens(device.type),
             window_bytes=_window_bytes(settings, shape, device),
             hot_classes=(),
@@ -248,6 +246,13 @@ class MemoryPlan:
             parcels * last.parcel_slots * block_tokens for parcels in (last.parcels, last.floor, last.most)
         )
         return f"{total:,} tokens; a row {least:,} to {most:,}"
+
+
+def _score_bytes(settings: DecoderSettings, shape: KvShape, pages: int, device: torch.device) -> int:
+    """Room for the scores of a model that chooses by itself: of tokens, or of the blocks of each group."""
+    if device.type != "cuda" or not shape.index_dim:
+        return 0
+    return 4 * score_elements(settings.max_rows * shape.groups, pages * shape.blocks_per_page)
 
 
 def _window_bytes(settings: DecoderSettings, shape: KvShape, device: torch.device) -> int:

@@ -12,7 +12,6 @@ from pydantic import ValidationError
 
 from services.contract.errors import SetupError
 from services.decoder.kernels.record_code import TILE
-from services.decoder.models.causal_lm import resolve_device
 from services.decoder.models.spec import ModelSpec
 from services.decoder.settings import DecoderSettings
 
@@ -21,19 +20,6 @@ Settings = TypeVar("Settings", bound=DecoderSettings)
 
 def settings_for(settings: Settings, spec: ModelSpec) -> Settings:
     """The settings as they hold for the model.
-
-    Raises:
-        SetupError: something was asked for that this model's attention is not, or that hotset cannot do yet.
-    """
-    if spec.blocks is not None and resolve_device(settings.device).type != "cpu":
-        raise SetupError(
-            f"{spec.config.model_type} models are served on a CPU only so far; run with --device cpu"
-        )
-    return as_the_model_chooses(settings, spec)
-
-
-def as_the_model_chooses(settings: Settings, spec: ModelSpec) -> Settings:
-    """The same on any device.
 
     Raises:
         SetupError: something was asked for that this model's attention is not, or that does not fit it.
