@@ -13,12 +13,12 @@ from services.decoder.engine.capacity_book import CapacityBook
 from services.decoder.engine.host_pages import LocalPages
 from services.decoder.engine.limits import Limits
 from services.decoder.engine.scheduler import Scheduler
-from services.decoder.engine.sequence import SampledToken, Sampling, Sequence
+from services.decoder.engine.sequence import Sampling, Sequence
 from services.decoder.engine.step_plan import StepPlan
 from services.decoder.engine.stepper import Stepper
 from services.decoder.kv.device_pages import DevicePages
 from services.decoder.kv.hot_class import HotClass
-from tests.engine.fake_runner import FakeRunner, answer
+from tests.engine.fake_runner import FakeRunner, UnderWay, answer
 
 BLOCK_TOKENS, PARCEL_SLOTS = 4, 2
 LIMITS = Limits(
@@ -40,10 +40,9 @@ class SlotRunner(FakeRunner):
         self.parcels: dict[int, list[int]] = {}
         self.resized = self.most_rows = 0
 
-    def run(self, plan: StepPlan) -> dict[int, SampledToken]:
+    def begin(self, plan: StepPlan) -> UnderWay:
         for row in plan.left_rows:
             self.parcels.pop(row, None)
-        assert not (plan.ahead and plan.resizes), "a row is resized while a step runs"
         for number, row, parcels in plan.resizes:
             assert number == 0
             others = {parcel for other, held in self.parcels.items() if other != row for parcel in held}
@@ -51,15 +50,14 @@ class SlotRunner(FakeRunner):
             self.parcels[row] = parcels
             self.resized += 1
         for sequence in plan.decodes:
-            self.check(sequence, sequence.computed + 1 + plan.ahead)
-        sampled = super().run(plan)
+            self.check(sequence, plan.position(sequence) + 1)
         for sequence in plan.seats:
             self.check(sequence, sequence.computed + 1)
         for sequence, _, end in plan.chunks:
             if end == len(sequence.prompt):
                 self.check(sequence, end + 1)
         self.most_rows = max(self.most_rows, len(plan.decodes))
-        return sampled
+        return super().begin(plan)
 
     def check(self, sequence: Sequence, tokens: int) -> None:
         assert sequence.row is not None
