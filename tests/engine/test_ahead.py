@@ -60,6 +60,7 @@ def test_prompts_arrive_and_every_step_but_the_first_is_ahead() -> None:
     rig.finish()
     for one in [talks, *reads]:
         check_answer(rig, one)
+    assert rig.fed == sum(len(one.prompt) + one.max_tokens - 1 for one in [talks, *reads]), "none in vain"
 
 
 def test_a_burst_is_let_in_while_the_device_computes() -> None:
@@ -235,7 +236,7 @@ class Breaking(FakeRunner):
 
 @pytest.mark.parametrize("where", ["launch", "collect"])
 def test_a_failure_ends_whoever_is_under_way_and_nobody_else(where: str) -> None:
-    """Two steps are: one more choice was let in by the second."""
+    """Two steps are: one ends with the first, and one was let in by the second."""
     rig = rig_of(replace(LIMITS, max_rows=3))
     rig.runner = runner = Breaking(rig.limits, runs_ahead=True)
     rig.stepper = Stepper(rig.scheduler, runner, nullcontext())
@@ -244,11 +245,13 @@ def test_a_failure_ends_whoever_is_under_way_and_nobody_else(where: str) -> None
         for name, tokens in (("ends", 6), ("talks", 60), ("new", 30), ("waits", 3))
     )
     rig.submit(ends, talks)
-    run_until(rig, ends, 4)
-    rig.submit(new, waits)
-    runner.at_launch, runner.at_collect = where == "launch", where == "collect"
-    if where == "collect":
+    run_until(rig, ends, 5 if where == "launch" else 4)
+    if where == "launch":
+        runner.at_launch = True
+    else:
+        runner.at_collect = True
         rig.step()  # of one launched before
+    rig.submit(new, waits)
     with pytest.raises(StepFailed) as failed:
         rig.step()
     assert set(failed.value.sequences) == {ends, talks, new}
