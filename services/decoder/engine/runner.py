@@ -13,6 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from services.contract.errors import HotsetError
 from services.decoder.attention.heart import Heart
 from services.decoder.attention.latent_heart import LatentHeart
 from services.decoder.attention.latent_step import step_over
@@ -87,11 +88,13 @@ class Runner:
                 host, device = sequence.host_pages[last].page, sequence.device_pages[last]
                 self.index.reopen(host, device, sequence.computed)
             self.draw.seat(sequence)
-        if plan.tokens:
-            with self._nothing_left_behind():
-                self._launch(step)
-        else:
+        if not plan.tokens:
             step.done = self._done(plan)
+            return step
+        with self._nothing_left_behind():
+            self._launch(step)
+        if not plan.chunks:
+            step.complete()
         return step
 
     def _launch(self, step: RunningStep) -> None:
@@ -109,8 +112,6 @@ class Runner:
         late += [0] * (len(plan.drawing) - len(late))
         said = [len(sequence.generated) + more for sequence, more in zip(plan.drawing, late, strict=True)]
         step.rest = partial(self._launch_rest, step, chunks, logits, said)
-        if not chunks:
-            step.complete()
 
     @torch.inference_mode()
     def _launch_rest(
@@ -142,9 +143,9 @@ class Runner:
         """Where a launch fails: its pages are about to be given back, so nothing may be under way."""
         try:
             yield
-        except RuntimeError:
-            if self.graphs is not None:
-                self.wait()
+        except (RuntimeError, HotsetError):
+            self.residence.abandon()
+            self.wait()
             raise
 
     def _done(self, plan: StepPlan) -> torch.cuda.Event | None:
