@@ -62,7 +62,8 @@ class DecodeGraphs:
         self._sizes = batch_sizes(rows)
         # seats, lengths, tokens of every row, then the number of real rows: one copy a step, from a place
         # that the copy three steps ago has left.
-        self._staged = torch.zeros(3, 3 * rows + 1, dtype=torch.int32, pin_memory=True)
+        pins = self._device.type == "cuda"
+        self._staged = torch.zeros(3, 3 * rows + 1, dtype=torch.int32, pin_memory=pins)
         self._turn = 0
         self._inputs = torch.zeros(3 * rows + 1, dtype=torch.int32, device=self._device)
         self._inputs[rows : 2 * rows] = 1
@@ -137,6 +138,8 @@ class DecodeGraphs:
             blocks_per_page=self._shape.blocks_per_page,
             most_blocks=self._max_blocks,
         )
-        tokens = self._inputs[2 * most : 2 * most + size]
+        # A row whose logits were no numbers drew -1. It ends once that is collected; until then it must not
+        # take the others along.
+        tokens = self._inputs[2 * most : 2 * most + size].clamp_min(0)
         hidden = self._model.decode_hidden(tokens, length - 1, step_over(self._heart, batch, ()))
         return self._model.decode_logits(hidden)

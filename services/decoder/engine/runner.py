@@ -109,7 +109,7 @@ class Runner:
             return RunningStep(plan, [], None, self._done(plan))
         try:
             return self._launch(plan, mark)
-        except RuntimeError:
+        except Exception:  # whatever it was, a kernel that does not compile included
             if self.graphs is not None:  # its pages are about to be given back: nothing may be under way
                 torch.cuda.synchronize(self.tables.host_pages.device)
             raise
@@ -121,6 +121,8 @@ class Runner:
         )
         if chunks:
             self.residence.begin(chunks)
+        if self.clock is not None and mark is not None:
+            self.clock.inputs(mark)
         logits, hidden = self._decode(plan), None
         if self.clock is not None and mark is not None:
             self.clock.decoded(mark)
@@ -154,7 +156,8 @@ class Runner:
         if self.clock is None or not plan.tokens:
             return None
         only = not (plan.chunks or plan.seats)
-        return self.clock.begin(decodes=bool(plan.decodes), only=only)
+        moves = bool(plan.left_rows or plan.resizes or plan.new_pages or plan.loads or plan.seats)
+        return self.clock.begin(decodes=bool(plan.decodes), only=only, moves=moves)
 
     def _decode(self, plan: StepPlan) -> Tensor | None:
         """Decode rows by graph, `[rows and padding, vocab]`; None where they run packed with the chunks."""

@@ -65,11 +65,12 @@ class Stepper:
         self._lock = lock
         self._on_plan = on_plan
         self._ahead: Launched | None = None
+        self._broken: StepFailed | None = None  # the step ahead could not be launched
 
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return self._ahead is not None or self._scheduler.has_work
+        return self._ahead is not None or self._broken is not None or self._scheduler.has_work
 
     def step(self) -> tuple[StepPlan, News]:
         """One step's plan, and what the clients have not seen yet.
@@ -79,6 +80,9 @@ class Stepper:
             PagesLost: nothing was computed, and no host page is there any more.
             StepFailed: out of memory, or whatever else torch raises and survives; or a remote store.
         """
+        if self._broken is not None:
+            broken, self._broken = self._broken, None
+            raise broken
         running, self._ahead = self._ahead, None
         if running is None:
             with self._lock:
@@ -106,7 +110,11 @@ class Stepper:
                 ahead = self._scheduler.plan_ahead(plan)
         except Unavailable:
             return None  # the step after this one will say so
-        return None if ahead is None else self._launch(ahead)
+        try:
+            return None if ahead is None else self._launch(ahead)
+        except StepFailed as error:
+            self._broken = error  # the next step says so: what this one computed is sound, and may end some
+            return None
 
     def _failed(self, plan: StepPlan, error: Exception) -> Exception:
         """What to raise: an error of the device itself is every later step's too, and ends the engine."""
