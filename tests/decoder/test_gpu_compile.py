@@ -12,6 +12,7 @@ from services.decoder.kernels.gpu.append import AppendShape
 from services.decoder.kernels.gpu.append_entry import AppendEntryShape
 from services.decoder.kernels.gpu.attend import AttendShape
 from services.decoder.kernels.gpu.attend_latent import AttendLatentShape, PlainLatentShape
+from services.decoder.kernels.gpu.card import Card
 from services.decoder.kernels.gpu.compile import compile_kernel
 from services.decoder.kernels.gpu.fill_bounds import FillBoundsShape
 from services.decoder.kernels.gpu.gather_pages import GatherPagesShape
@@ -30,6 +31,11 @@ from services.decoder.kernels.gpu.swiglu import SwigluShape
 from services.decoder.kernels.gpu.write_run import WriteRunShape
 
 CLUSTERS = {"sm_80": (1,), "sm_90": (1, 8), "sm_100": (1, 8)}  # before sm_90 there are no clusters
+CARDS = {
+    "sm_80": Card("A100", 8, 108, 163 * 1024),
+    "sm_90": Card("H200", 9, 132, 227 * 1024),
+    "sm_100": Card("B200", 10, 148, 227 * 1024),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +66,7 @@ def test_replay_compiles(arch: str) -> None:
 @pytest.mark.parametrize("arch", CLUSTERS)
 def test_attend_compiles(arch: str, head_dim: int) -> None:
     for dtype in (torch.float32, torch.bfloat16):
-        shape = AttendShape(head_dim, group_size=4, block_tokens=16, dtype=dtype)
+        shape = AttendShape.fitting(head_dim, 4, 16, dtype, units=64, card=CARDS[arch])
         assert compile_kernel(shape.source, shape.defines, arch)[:4] == b"\x7fELF"
 
 
@@ -87,7 +93,7 @@ def test_what_models_with_an_indexer_launch_compiles(arch: str, dtype: torch.dty
 @pytest.mark.parametrize("arch", CLUSTERS)
 def test_prefills_attend_latent_compiles(arch: str, latent: int, heads: int) -> None:
     assert AttendLatentShape.takes(latent, 64, torch.bfloat16)
-    shape = AttendLatentShape.fitting(latent, 64, heads, 1, torch.bfloat16, 1)
+    shape = AttendLatentShape.fitting(latent, 64, heads, 1, torch.bfloat16, 1, card=CARDS[arch])
     assert compile_kernel("attend_latent", shape.defines, arch)[:4] == b"\x7fELF"
 
 
@@ -95,7 +101,7 @@ def test_prefills_attend_latent_compiles(arch: str, latent: int, heads: int) -> 
 @pytest.mark.parametrize("arch", CLUSTERS)
 def test_attend_latent_compiles(arch: str, heads: int) -> None:
     for cluster in CLUSTERS[arch]:
-        shape = AttendLatentShape.fitting(512, 64, heads, 1, torch.bfloat16, cluster)
+        shape = AttendLatentShape.fitting(512, 64, heads, 1, torch.bfloat16, cluster, card=CARDS[arch])
         assert compile_kernel("attend_latent", shape.defines, arch)[:4] == b"\x7fELF"
 
 
@@ -139,13 +145,12 @@ def test_select_compiles(arch: str, head_dim: int, kv_heads: int, groups: int) -
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("arch", CLUSTERS)
 def test_linear_compiles(arch: str, gated: bool) -> None:
-    for rows, cluster, m_tiles in ((8, 1, 3), (16, 2, 2), (32, 1, 4), (64, 8, 2)):
-        if cluster <= max(CLUSTERS[arch]):
-            bulk = arch != "sm_80"
-            shape = LinearShape.filling(
-                rows, gated, torch.bfloat16, cluster, cluster, m_tiles if bulk else 1, resident=1, bulk=bulk
-            )
-            assert compile_kernel("linear", shape.defines, arch)[:4] == b"\x7fELF"
+    bulk = arch != "sm_80"
+    for rows, m_tiles in ((8, 3), (16, 2), (32, 1)):
+        shape = LinearShape.filling(
+            rows, gated, torch.bfloat16, m_tiles if bulk else 1, bulk=bulk, card=CARDS[arch]
+        )
+        assert compile_kernel("linear", shape.defines, arch)[:4] == b"\x7fELF"
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

@@ -76,6 +76,7 @@ def load(
         page_hasher,
     )
     from services.decoder.engine.host_allocator import keep_freed_memory
+    from services.decoder.engine.lane_slots import lane_slots_of
     from services.decoder.engine.loop import Loop
     from services.decoder.engine.memory_plan import (
         MemoryPlan,
@@ -125,9 +126,8 @@ def load(
         arena, model = remote_arena(store, settings, layout), load_weights()
     else:
         arena, model = at_once(map_arena, load_weights)
-    plan = MemoryPlan.derive(
-        settings, spec, shape, layout, model.weight_bytes, device, device_room(settings, device)
-    )
+    room, lane_slots = device_room(settings, device), lane_slots_of(settings, device)
+    plan = MemoryPlan.derive(settings, spec, shape, layout, model.weight_bytes, device, room, lane_slots)
     servicer.progress("allocating the hot buffer and its tables")
     runner = assemble(plan, model, arena, device)
     device_pages = DevicePages(plan.device_pages)

@@ -23,6 +23,7 @@ from services.decoder.engine.assembly import (
     page_hasher,
 )
 from services.decoder.engine.host_pages import LocalPages
+from services.decoder.engine.lane_slots import lane_slots_of
 from services.decoder.engine.latent_assembly import WrapTokens
 from services.decoder.engine.memory_plan import MemoryPlan, device_room, kv_fingerprint, kv_planes, kv_shape
 from services.decoder.engine.model_settings import settings_for
@@ -57,8 +58,9 @@ class OfflineEngine:
         settings = settings_for(settings, spec)
         shape = kv_shape(settings, spec, self.model.dtype)
         layout = ArenaLayout.fit(arena_bytes, shape.page_tokens, kv_planes(settings, shape))
+        room, lane_slots = device_room(settings, device), lane_slots_of(settings, device)
         self.plan = MemoryPlan.derive(
-            settings, spec, shape, layout, self.model.weight_bytes, device, device_room(settings, device)
+            settings, spec, shape, layout, self.model.weight_bytes, device, room, lane_slots
         )
         descriptor, path = tempfile.mkstemp(prefix="hotset-offline-", dir="/dev/shm")
         try:
