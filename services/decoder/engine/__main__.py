@@ -25,6 +25,7 @@ from services.contract.errors import SetupError
 from services.contract.log import configure_logging
 from services.contract.rpc_errors import ErrorInterceptor
 from services.contract.wire_security import WireSecurity
+from services.decoder.engine.own_device import keep_to
 from services.decoder.engine.remote_link import open_session, remote_arena
 from services.decoder.engine.remote_session import RemoteSession
 from services.decoder.engine.servicer import EngineServicer, Served
@@ -60,6 +61,8 @@ def load(
         Unavailable: called off.
     """
     servicer.progress("importing torch and transformers")
+    asked = settings.device
+    settings = settings.model_copy(update={"device": keep_to(asked, os.environ)})
     import torch
 
     if settings.device != "cpu" and torch.cuda.is_available():
@@ -98,7 +101,7 @@ def load(
     if settings.threads:
         torch.set_num_threads(settings.threads)
     device = resolve_device(settings.device)
-    check_device(device)
+    check_device(device, asked)
     check_access(settings, device)
     dtype = resolve_dtype(settings.dtype, device)
     spec = ModelSpec.read(settings.model)
@@ -148,7 +151,7 @@ def load(
         runner=runner,
         device_pages=device_pages,
         store=store,
-        device=str(device),
+        device=asked if device.type in asked else str(device),
     )
 
 

@@ -51,6 +51,8 @@ class OfflineEngine:
     ) -> None:
         """Load the model, or take a loaded one with its spec and dtype; the wraps as assembly.py says."""
         device = resolve_device(settings.device)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # of what names no device: streams, events, kernels
         if model is None:
             spec = ModelSpec.read(settings.model)
             model = CausalLM(spec, resolve_dtype(settings.dtype, device), device, dense=dense_ops(device))
