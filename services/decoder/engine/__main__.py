@@ -170,8 +170,12 @@ def main() -> NoReturn:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: asked_to_end.set())
     failure: list[SetupError] = []
+    writing = threading.Event()
     thread = threading.Thread(
-        target=serve, args=(settings, store, servicer, asked_to_end, failure), name="loop", daemon=True
+        target=serve,
+        args=(settings, store, servicer, asked_to_end, failure, writing),
+        name="loop",
+        daemon=True,
     )
     thread.start()
     while not asked_to_end.wait(_SIGNAL_SECONDS):
@@ -180,12 +184,12 @@ def main() -> NoReturn:
         if failure:
             servicer.fail(failure[0])
             threading.Event().wait(_REASON_SECONDS)
-            store.close()
+            close(store, writing)
             server.stop(grace=None)
             exit_with(failure[0])
         servicer.stop()
         thread.join(timeout=_STEP_SECONDS)
-        store.close()
+        close(store, writing)
         server.stop(grace=0.2).wait()
     finally:
         # Python would take torch and CUDA down piece by piece, which takes seconds, and aborts beside a step
@@ -194,20 +198,40 @@ def main() -> NoReturn:
         os._exit(2 if failure else 0)
 
 
+def close(store: StoreSession, writing: threading.Event) -> None:
+    """Give the session's pages back, unless something may still write them.
+
+    Then they are left to the session's end: a store gives a mapped client's pages away when its process is
+    gone, which is in a moment, and a remote one's when its lease is over.
+    """
+    if writing.is_set():
+        _log.warning("session_left_behind reason=%r", "a step has not ended")
+    else:
+        store.close()
+
+
 def serve(
     settings: EngineSettings,
     store: StoreSession,
     servicer: EngineServicer,
     ended: threading.Event,
     failure: list[SetupError],
+    writing: threading.Event,
 ) -> None:
-    """The loop's thread: load, then step until told to stop; a SetupError goes into `failure`."""
+    """The loop's thread: load, then step until told to stop; a SetupError goes into `failure`.
+
+    `writing` is set while a step may write pages.
+    """
     try:
         served = load(settings, store, servicer, ended)
+        writing.set()
         servicer.serve(served)
         _log.info("engine_ready socket=%s pid=%d", settings.engine_socket, os.getpid())
-        served.loop.run()
-        served.runner.wait()  # before the session ends: a step launched ahead still writes its pages
+        try:
+            served.loop.run()
+        finally:
+            served.runner.wait()  # a step launched ahead, or one that failed, may still write its pages
+            writing.clear()
     except SetupError as error:
         failure.append(error)
     except Exception as error:  # noqa: BLE001  # told to the front, with the traceback in the log
