@@ -57,18 +57,15 @@ class Kernel:
         kernel = check(driver.cuLibraryGetKernel(self._library, name.encode()))
         self._function = check(driver.cuKernelGetFunction(kernel))
         attribute = driver.CUfunction_attribute
-        card = Card.current()
-        static = check(
-            driver.cuFuncGetAttribute(attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, self._function)
-        )
-        if static + shared_bytes > card.shared_bytes:
-            raise card.refusal(
-                f"{name}.cu with {dict(defines)}",
-                static + shared_bytes,
-                "serve this model on a card with more, or run with --device cpu",
-            )
         limit = attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        check(driver.cuFuncSetAttribute(self._function, limit, shared_bytes))
+        try:
+            check(driver.cuFuncSetAttribute(self._function, limit, shared_bytes))
+        except RuntimeError as error:
+            raise Card.current().refusal(
+                f"{name}.cu with {dict(defines)}",
+                shared_bytes,
+                "serve this model on a card with more, or run with --device cpu",
+            ) from error
         if cluster > 8:
             wide = attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
             check(driver.cuFuncSetAttribute(self._function, wide, 1))
