@@ -19,6 +19,7 @@ from services.decoder.engine.sequence import Sampling, Sequence
 from services.decoder.kernels.choose_tokens import IndexQuery
 from services.decoder.kernels.decode_batch import DecodeBatch
 from services.decoder.kernels.index_code import code_keys, hadamard
+from services.decoder.kernels.record_code import coded_bytes
 from services.decoder.kv.batch import PrefillChunk
 from services.decoder.kv.shape import KvShape
 from services.decoder.models.causal_lm import CausalLM
@@ -93,9 +94,11 @@ def engine_in_mid_answer(
         "prefix_cache": False,
     }
     settings = DecoderSettings.model_validate({**base, **changes})
-    token_bytes = (spec.layers * spec.head_dim + len(set(spec.latent.anchors)) * spec.latent.index_dim) * (
-        model.dtype.itemsize
-    )
+    latent, itemsize = spec.latent, model.dtype.itemsize
+    record_bytes = spec.head_dim * itemsize
+    if settings.record_dtype == "float8":
+        record_bytes = coded_bytes(latent.latent, latent.roped)
+    token_bytes = spec.layers * record_bytes + len(set(latent.anchors)) * latent.index_dim * itemsize
     pages = rows * (-(-longest // settings.page_tokens) + 1)
     arena_bytes = int(pages * settings.page_tokens * token_bytes * 1.01) + 2**23
 

@@ -55,8 +55,9 @@ def attend_latent(card: Card) -> Iterator[AttendLatentShape]:
     for heads in (1, 16, 17, 32, 33, 64, 128):
         for latent in (128, 512):
             cluster = 8 if card.has_clusters else 1
-            yield AttendLatentShape.fitting(latent, 64, heads, 1, BF16, cluster, card=card)
-            yield AttendLatentShape.fitting(latent, 64, heads, 1, BF16, 1, card=card)
+            for coded in (False, True):
+                yield AttendLatentShape.fitting(latent, 64, heads, 1, BF16, cluster, coded=coded, card=card)
+                yield AttendLatentShape.fitting(latent, 64, heads, 1, BF16, 1, coded=coded, card=card)
 
 
 def linear(card: Card) -> Iterator[LinearShape]:

@@ -19,6 +19,8 @@ from tests.gpu import (
     test_attend_gpu,
     test_attend_latent_gpu,
     test_attend_part_gpu,
+    test_block_kernels_gpu,
+    test_coded_records_gpu,
     test_latent_kernels_gpu,
     test_linear_gpu,
     test_locate_gpu,
@@ -128,6 +130,20 @@ def prefill() -> None:
     test_attend_part_gpu.test_merge_is_the_twins(BF16, (1, 4, 80))
 
 
+def score_blocks_and_add_entry() -> None:
+    for case in (0, 1, 5):
+        test_block_kernels_gpu.test_choices_are_the_twins(test_block_kernels_gpu.CASES[case])
+        test_block_kernels_gpu.test_what_decode_writes_lies_on_both_sides(test_block_kernels_gpu.CASES[case])
+
+
+def code_records() -> None:
+    """And what reads and writes such records."""
+    test_coded_records_gpu.test_bytes_are_the_twins(128, 16, BF16)
+    test_coded_records_gpu.test_bytes_are_appended_on_both_sides()
+    for case in (0, 2, 4):
+        test_coded_records_gpu.test_decode_attends_as_the_twin_does(test_coded_records_gpu.CASES[case])
+
+
 KERNELS: Mapping[str, Callable[[], None]] = {
     work.__name__: work
     for work in (
@@ -141,6 +157,8 @@ KERNELS: Mapping[str, Callable[[], None]] = {
         sample,
         norm_rope_and_locate,
         prefill,
+        score_blocks_and_add_entry,
+        code_records,
     )
 }
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from services.decoder.kernels.gpu.card import Card
 from services.decoder.kernels.gpu.kernel import Kernel
+from services.decoder.kernels.record_code import coded_bytes
 
 _ELEMENTS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _PLAIN_WARPS = 4
@@ -59,6 +60,7 @@ class AttendLatentShape:
     head_warps: int  # the scores' split over warps: by heads,
     slices: int  # by a record's length, and by tokens
     split_tokens: int
+    coded: bool = False  # records are kernels/record_code.py's, `dtype` is the query's
 
     @classmethod
     def fitting(
@@ -70,6 +72,7 @@ class AttendLatentShape:
         dtype: torch.dtype,
         cluster: int,
         *,
+        coded: bool = False,
         card: Card | None = None,
     ) -> AttendLatentShape:
         """The variant for so many query heads: the widest tile of them that is not half empty, and fits.
@@ -81,14 +84,29 @@ class AttendLatentShape:
             block_tokens: likewise.
             dtype: likewise.
             cluster: likewise.
+            coded: likewise; such records were not tuned for.
             card: that is to run it; None = torch's current device.
 
         Raises:
             SetupError: the card has too little shared memory for any.
         """
         card = card or Card.current()
-        for head_tile, *rest in _VARIANTS:
-            shape = cls(latent, roped, head_tile, block_tokens, dtype, cluster, *rest)
+        for head_tile, warps, tokens, depth, head_warps, slices, split_tokens in _VARIANTS:
+            shape = cls(
+                latent=latent,
+                roped=roped,
+                head_tile=head_tile,
+                block_tokens=block_tokens,
+                dtype=dtype,
+                cluster=cluster,
+                warps=warps,
+                tokens=tokens,
+                depth=depth,
+                head_warps=head_warps,
+                slices=slices,
+                split_tokens=split_tokens,
+                coded=coded,
+            )
             wide = head_tile > 16 and heads <= head_tile // 2
             if not wide and shape.shared_bytes + _STATIC_BYTES <= card.shared_bytes:
                 return shape
@@ -113,6 +131,7 @@ class AttendLatentShape:
         return {
             "LATENT": self.latent,
             "ROPED": self.roped,
+            "CODED": int(self.coded),
             "HEAD_TILE": self.head_tile,
             "BLOCK_TOKENS": self.block_tokens,
             "ELEMENT": _ELEMENTS[self.dtype],
@@ -130,7 +149,9 @@ class AttendLatentShape:
         record = (self.latent + self.roped) * 2 + 16
         scores = self.slices * self.head_tile * (self.tokens + 4) * 4
         weights = self.head_tile * (self.tokens * 2 + 16)
-        chunks = self.depth * self.tokens * (record + 1)
+        coming = coded_bytes(self.latent, self.roped) if self.coded else record
+        wide = self.tokens * record if self.coded else 16
+        chunks = self.depth * self.tokens * (coming + 1) + wide
         return self.head_tile * record + chunks + scores + weights + self.head_tile * 12
 
     @cached_property
@@ -155,6 +176,7 @@ class PlainLatentShape:
     block_tokens: int
     dtype: torch.dtype
     most_tokens: int  # of a row's blocks together
+    coded: bool = False  # as AttendLatentShape's
 
     head_tile: ClassVar[int] = 1
     cluster: ClassVar[int] = 1
@@ -169,6 +191,7 @@ class PlainLatentShape:
         return {
             "LATENT": self.latent,
             "ROPED": self.roped,
+            "CODED": int(self.coded),
             "BLOCK_TOKENS": self.block_tokens,
             "ELEMENT": _ELEMENTS[self.dtype],
             "WARPS": _PLAIN_WARPS,
@@ -195,7 +218,7 @@ class AttendLatentCall:
     """One layer's launch. Index tensors are int32; everything lies on the device."""
 
     query: Tensor  # [rows, heads, latent + roped]
-    pool: Tensor  # [pool slots, block_tokens, latent + roped]
+    pool: Tensor  # [pool slots, block_tokens, latent + roped], or coded: uint8
     slots: Tensor  # [rows, top_k], -1 = none
     selected: Tensor  # [rows, top_k], -1 = none
     length: Tensor  # [rows]
@@ -257,13 +280,15 @@ class AttendLatentCall:
         """
         rows, heads = self.query.shape[:2]
         record = shape.latent + shape.roped
-        if self.pool.shape[1:] != (shape.block_tokens, record):
-            raise ValueError(f"pool must be [slots, {shape.block_tokens}, {record}]")
+        kept = torch.uint8 if shape.coded else shape.dtype
+        wide = coded_bytes(shape.latent, shape.roped) if shape.coded else record
+        if self.pool.shape[1:] != (shape.block_tokens, wide):
+            raise ValueError(f"pool must be [slots, {shape.block_tokens}, {wide}]")
         if self.query.shape[2] != record or self.out.shape != (rows, heads, shape.latent):
             raise ValueError(f"query must be [rows, heads, {record}], out [rows, heads, {shape.latent}]")
-        for name in ("query", "pool", "out"):
-            if getattr(self, name).dtype != shape.dtype or not getattr(self, name).is_contiguous():
-                raise ValueError(f"{name} must be contiguous {shape.dtype}")
+        for name, dtype in (("query", shape.dtype), ("pool", kept), ("out", shape.dtype)):
+            if getattr(self, name).dtype != dtype or not getattr(self, name).is_contiguous():
+                raise ValueError(f"{name} must be contiguous {dtype}")
         for name in ("slots", "selected", "length", "real_rows", "arrived"):
             if getattr(self, name).dtype != torch.int32 or not getattr(self, name).is_contiguous():
                 raise ValueError(f"{name} must be contiguous int32")
