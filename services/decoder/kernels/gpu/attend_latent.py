@@ -77,36 +77,15 @@ class AttendLatentShape:
     ) -> AttendLatentShape:
         """The variant for so many query heads: the widest tile of them that is not half empty, and fits.
 
-        Args:
-            latent: and the others, as the shape's.
-            roped: likewise.
-            heads: of the model.
-            block_tokens: likewise.
-            dtype: likewise.
-            cluster: likewise.
-            coded: likewise; such records were not tuned for.
-            card: that is to run it; None = torch's current device.
+        Without a `card` it is for torch's current device. Nothing was tuned for coded records.
 
         Raises:
             SetupError: the card has too little shared memory for any.
         """
         card = card or Card.current()
         for head_tile, warps, tokens, depth, head_warps, slices, split_tokens in _VARIANTS:
-            shape = cls(
-                latent=latent,
-                roped=roped,
-                head_tile=head_tile,
-                block_tokens=block_tokens,
-                dtype=dtype,
-                cluster=cluster,
-                warps=warps,
-                tokens=tokens,
-                depth=depth,
-                head_warps=head_warps,
-                slices=slices,
-                split_tokens=split_tokens,
-                coded=coded,
-            )
+            sizes = (latent, roped, head_tile, block_tokens, dtype, cluster)
+            shape = cls(*sizes, warps, tokens, depth, head_warps, slices, split_tokens, coded)
             wide = head_tile > 16 and heads <= head_tile // 2
             if not wide and shape.shared_bytes + _STATIC_BYTES <= card.shared_bytes:
                 return shape
