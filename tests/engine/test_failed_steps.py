@@ -66,7 +66,9 @@ def test_whatever_stops_a_launch_leaves_nothing_under_way(
     monkeypatch.setattr(Runner, "_launch", fails)
     monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
     nothing: Any = SimpleNamespace(
-        host_pages=SimpleNamespace(device="cuda:0", is_cuda=True), load=lambda loads: None
+        host_pages=SimpleNamespace(device="cuda:0", is_cuda=True),
+        load=lambda loads: None,
+        abandon=lambda: None,
     )
     runner = Runner(nothing, nothing, nothing, nothing, None, nothing, nothing, graphs=nothing)
     with pytest.raises(type(error)):

@@ -110,6 +110,7 @@ class Runner:
         try:
             return self._launch(plan, mark)
         except Exception:  # whatever it was, a kernel that does not compile included
+            self.residence.abandon()
             if self.graphs is not None:  # its pages are about to be given back: nothing may be under way
                 torch.cuda.synchronize(self.tables.host_pages.device)
             raise

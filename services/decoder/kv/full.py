@@ -135,6 +135,9 @@ class Full:
     def settle(self) -> None:
         """Nothing to do: it was written through at once."""
 
+    def abandon(self) -> None:
+        """Nothing waits to be written."""
+
     def hot_slots(self) -> SlotCount:
         """There is no hot buffer."""
         return SlotCount(0, 0)

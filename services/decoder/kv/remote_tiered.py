@@ -76,6 +76,10 @@ class RemoteTiered(Tiered):
         """Write what was staged, and wait until it is there."""
         self._arena.settle()
 
+    def abandon(self) -> None:
+        """Nothing of it is written."""
+        self._arena.drop()
+
     def _open_blocks(self, home: Tensor) -> Iterator[Tensor]:
         shape = self._shape
         pieces = [self._pieces(layer, home) for layer in range(shape.layers)]
