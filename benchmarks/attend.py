@@ -86,7 +86,8 @@ class Rig:
         case = self.case
         block_tokens, _, heads, head_dim = case.record
         units = case.lanes * heads
-        shape = AttendShape(head_dim, case.heads // (case.lanes_a_row * heads), block_tokens, DTYPE)
+        group_size = case.heads // (case.lanes_a_row * heads)
+        shape = AttendShape.fitting(head_dim, group_size, block_tokens, DTYPE, units)  # as the engine does
         splits = shape.splits(case.top_k)
         query = torch.randn(case.batch, case.heads, head_dim, device="cuda", dtype=DTYPE)
         pool, slots = self._pool()

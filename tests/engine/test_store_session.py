@@ -281,6 +281,12 @@ def test_a_draining_store_gives_nothing_but_takes(store: KvStore) -> None:
         assert mine.exchange(held[:1], 0) == []
         with pytest.raises(Unavailable, match="gives no pages"):
             mine.exchange([], 1)
+        # Nothing was done and nothing is owed: who needs no page goes on.
+        assert mine.match([]) == []
+        assert mine.exchange(held[1:], 0) == []
+        assert (store.stats().open_pages, mine.held) == (0, 0)
+        with pytest.raises(Unavailable, match="gives no pages"):
+            mine.exchange([], 2)
 
 
 def test_closing_beside_a_store_that_hangs_is_quick(store: KvStore) -> None:

@@ -235,6 +235,9 @@ class StoreSession:
             self._take_up_again()
             raise Unavailable("kvstore was restarted; the session has been taken up again") from None
         except StateConflict as error:
+            # It did nothing and did not count the number, so the next update may ask for something else.
+            self._unanswered = None
+            self._sequence -= 1
             raise Unavailable(f"kvstore gives no pages: {error}") from error
         self._unanswered = None
         self._free = reply.free_pages + reply.cached_pages
