@@ -16,6 +16,7 @@ from services.decoder.engine.memory_plan import kv_fingerprint, kv_planes, kv_sh
 from services.decoder.engine.offline import OfflineEngine
 from services.decoder.engine.sequence import Sampling, Sequence
 from services.decoder.engine.store_session import StoreSession
+from services.decoder.front.engine_process import TERM_SECONDS
 from services.decoder.models.spec import ModelSpec
 from services.decoder.settings import DecoderSettings
 from tests.decoder import checkpoints
@@ -220,9 +221,7 @@ def test_a_killed_engine_leaves_nothing_and_a_new_one_goes_on_until_sigterm(pair
     engine.submit("long", prompt(60, 1), 900)
     eventually("it answers", lambda: len(engine.tokens("long")) > 5)
     assert store.stats().open_pages > 0
-    begun = time.monotonic()
-    assert engine.end() == 0
-    assert time.monotonic() - begun < 40
+    assert engine.end_waits() < TERM_SECONDS, "the front kills it then"
     assert (store.stats().open_pages, store.stats().sessions) == (0, 0)
     assert "Traceback" not in engine.text
 
@@ -249,9 +248,7 @@ def test_sigterm_during_the_start_ends_it(shm: Path, keep: Keeper, tiny: Path, s
         engine.submit("early", [3], 1)
     assert isinstance(refusal.value, grpc.Call)
     assert refusal.value.code() == grpc.StatusCode.UNAVAILABLE
-    begun = time.monotonic()
-    assert engine.end() == 0
-    assert time.monotonic() - begun < 40
+    assert engine.end_waits() < TERM_SECONDS, "the front kills it then"
     assert "Traceback" not in engine.text
     if store_answers:
         eventually("no session is left", lambda: store.stats().sessions == 0)
@@ -301,9 +298,7 @@ def test_sigterm_beside_a_store_that_hangs(pair: Pair) -> None:
     pair.engine.submit("r", prompt(60), 900)
     eventually("it answers", lambda: len(pair.engine.tokens("r")) > 5)
     pair.store.send(signal.SIGSTOP)
-    begun = time.monotonic()
-    pair.engine.end()
-    assert time.monotonic() - begun < 40
+    assert pair.engine.end_waits() < 10
     pair.store.send(signal.SIGCONT)
     eventually("the store notices", lambda: pair.store.stats().open_pages == 0)
 
