@@ -278,7 +278,7 @@ class Store:
         if older.kind is ClientKind.MAPPED:
             raise StateConflict(
                 f"client {client_name} is attached already and its process lives; "
-                "stop it first, or give this one another name"
+                "stop it first, or give this one another name (a decoder's follows its --port)"
             )
         self._end(older, SessionEnd.REPLACED)
 

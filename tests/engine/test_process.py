@@ -118,6 +118,20 @@ def test_an_answer_and_its_end(lasting: Pair, alone: Alone) -> None:
     check_idle(lasting)
 
 
+def test_two_decoders_on_one_store_need_no_names(lasting: Pair) -> None:
+    """As two servers on two ports have them; each finds what the other one computed."""
+    flags = {**FLAGS, "port": 8001}
+    other = lasting.keep(Engine(lasting.shm / "other.sock", lasting.model, lasting.store.address, **flags))
+    other.wait_ready()
+    assert lasting.store.stats().sessions == 2
+    for engine in (lasting.engine, other):
+        engine.submit("common", prompt(150, 5), 6)
+    assert lasting.engine.answer("common") == other.answer("common")
+    other.end()
+    eventually("its session ends", lambda: lasting.store.stats().sessions == 1)
+    check_idle(lasting)
+
+
 REFUSED: dict[str, tuple[dict[str, object], str]] = {
     "too long": ({"max_tokens": 10**6}, "this server holds"),
     "no prompt": ({"prompt_tokens": []}, "no tokens"),
