@@ -76,7 +76,7 @@ class KvStoreServicer(rpc.KvStoreServicer):
             self._store.heartbeat(request.session_id, request.epoch)
             check_chain(hashes)
             await self._data.fill(hashes)
-        found = self._store.match(request.session_id, request.epoch, hashes)
+        found = self._store.match(request.session_id, request.epoch, hashes, request.tokens)
         counts = self._store.page_counts
         return pb.MatchReply(
             pages=refs_to_wire(found),

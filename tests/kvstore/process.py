@@ -208,9 +208,11 @@ class Client:
         self.sequence += 1
         return Answer(listed(reply.pages), reply.shortfall_pages, reply.free_pages, reply.cached_pages)
 
-    def match(self, hashes: Sequence[bytes]) -> list[PageRef]:
+    def match(self, hashes: Sequence[bytes], tokens: bytes = b"") -> list[PageRef]:
         session = self.session
-        request = pb.MatchRequest(session_id=session.session_id, epoch=session.epoch, page_hashes=hashes)
+        request = pb.MatchRequest(
+            session_id=session.session_id, epoch=session.epoch, page_hashes=hashes, tokens=tokens
+        )
         return listed(self.store.stub.Match(request, timeout=60).pages)
 
     def heartbeat(self) -> pb.HeartbeatReply:
