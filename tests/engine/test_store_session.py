@@ -15,6 +15,7 @@ from hotset.v1 import kvstore_pb2 as pb
 
 from services.contract.errors import SetupError, Unavailable
 from services.contract.planes import Plane, PlaneLayer
+from services.decoder.engine import store_client
 from services.decoder.engine.host_pages import HostPage, SealOrder
 from services.decoder.engine.store_client import StoreClient
 from services.decoder.engine.store_session import StoreSession
@@ -190,6 +191,30 @@ def test_a_killed_store_comes_back_and_nothing_is_lost_or_given_twice(
         check_books(again, mine, held)
         assert mine.exchange(held, 0) == []
         check_books(again, mine, [])
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 7, 8])
+def test_what_is_held_may_be_more_than_a_message_takes(
+    store: KvStore, keep: Keeper, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """A restarted store is told of seven references to six pages, `most` at a time; two pages are sealed."""
+    monkeypatch.setattr(store_client, "_MOST_HELD", most)
+    with session(store.address) as mine:
+        attach(mine)
+        held = mine.exchange([], 6)
+        assert held is not None
+        hashes = [bytes([number]) * 16 for number in range(3)]
+        seals = [SealOrder(held[2], hashes[0], None), SealOrder(held[5], hashes[1], held[2])]
+        assert mine.exchange([], 0, seals) == []
+        assert mine.match(hashes[:1]) == held[2:3]
+        store.end(signal.SIGKILL)
+        again = keep(store.again())
+        assert patiently(mine, [], 1)
+        now = again.stats()
+        assert (now.open_pages, now.sealed_pages, now.free_pages) == (5, 2, 3)
+        behind = SealOrder(held[0], hashes[2], held[5])
+        assert mine.exchange([], 0, [*seals, behind]) == [], "it knows which are sealed"
+        assert mine.match(hashes) == [held[2], held[5], held[0]]
 
 
 def test_a_store_that_hangs_answers_late_and_once(store: KvStore) -> None:

@@ -27,6 +27,11 @@ def from_wire(refs: pb.PageRefs) -> list[HostPage]:
     return list(map(HostPage, refs.pages, refs.generations))
 
 
+def marked(refs: pb.PageRefs, bits: bytes) -> list[HostPage]:
+    """Those whose bit is set, the lowest of the first byte for the first."""
+    return [page for at, page in enumerate(from_wire(refs)) if bits[at // 8] >> at % 8 & 1]
+
+
 def tokens_to_wire(tokens: Sequence[int]) -> bytes:
     """Token ids, 4 bytes each, little-endian."""
     return struct.pack(f"<{len(tokens)}I", *tokens)

@@ -29,7 +29,7 @@ from services.contract.planes import Plane, planes_to_wire
 from services.contract.wire_security import NO_SECURITY, WireSecurity
 from services.decoder.engine.held_pages import HeldPages
 from services.decoder.engine.host_pages import HostPage, SealOrder
-from services.decoder.engine.page_refs import from_wire, seals_to_wire, to_wire, tokens_to_wire
+from services.decoder.engine.page_refs import from_wire, marked, seals_to_wire, to_wire, tokens_to_wire
 from services.decoder.engine.store_client import StoreClient
 
 _log = logging.getLogger(__name__)
@@ -283,7 +283,7 @@ class StoreSession:
         self._sequence = 0
         self._unanswered = None
         self._doubtful = False
-        self._held.only_sealed(from_wire(reply.sealed_pages))
+        self._held.only_sealed(marked(self._request.held_pages, reply.sealed_held))
         _log.info("session_taken_up epoch=%d pages=%d", reply.epoch, self.held)
 
     def _claim(self) -> pb.AttachReply:
