@@ -16,9 +16,9 @@ from torch import Tensor
 from services.decoder.attention.block_selector import BlockInput, BlockSelector
 from services.decoder.attention.heart import Heart
 from services.decoder.attention.selector import Selector
-from services.decoder.kernels.attend import attend_slots
-from services.decoder.kernels.attend_masked import attend_masked, blocks_seen
+from services.decoder.kernels.attend_masked import Sight
 from services.decoder.kernels.attend_part import Part
+from services.decoder.kernels.block_kernels import BlockKernels
 from services.decoder.kernels.decode_batch import DecodeBatch
 from services.decoder.kernels.step_kernels import StepKernels
 from services.decoder.kv.batch import PrefillChunk
@@ -32,6 +32,7 @@ class BlockHeart(Heart):
     def __init__(
         self,
         kernels: StepKernels,
+        block_kernels: BlockKernels,
         shape: KvShape,
         residence: Residence,
         selectors: Sequence[Selector],
@@ -40,6 +41,7 @@ class BlockHeart(Heart):
     ) -> None:
         """Layers in `choosing` choose blocks; with `window_tokens` they look at as many newest tokens too."""
         super().__init__(kernels, shape, residence, selectors)
+        self._block_kernels = block_kernels
         self._choosing = dict(choosing)
         self._window = window_tokens
 
@@ -73,26 +75,34 @@ class BlockHeart(Heart):
         selector.observe(batch, found)
         choice = selector.select(batch, found)
         selected = choice.blocks.flatten(0, 1)  # [lanes, top_k]
-        wanted = torch.cat([selected, self._window_blocks(batch, selected)], dim=1)
+        wanted = selected
+        if self._window:
+            wanted = torch.cat([selected, self._window_blocks(batch, selected)], dim=1)
         placement = residence.resolve(layer, batch, wanted)
         residence.append(layer, batch, placement, key, value, None)
-        pool, slots, length = residence.pool(layer), placement.slots, batch.lane_length
-        top_k = selected.shape[1]
-        branches = [attend_slots(query, pool, slots[:, :top_k].contiguous(), selected, length, scaling)]
+        pool, slots = residence.pool(layer), placement.slots
+        chosen = slots[:, : selected.shape[1]].contiguous()
+        branches = [self._kernels.attend(batch, query, pool, chosen, selected, scaling)]
         if choice.beside is not None:
             branches.append(choice.beside)
         if self._window:
-            branches.append(attend_slots(query, pool, slots, wanted, length, scaling, length - self._window))
+            seen = (query, pool, slots, wanted, scaling, self._window)
+            branches.append(self._block_kernels.attend_newest(batch, *seen))
         return tuple(branches)
 
     def _window_blocks(self, batch: DecodeBatch, selected: Tensor) -> Tensor:
         """[lanes, W] int32: the window's blocks that are not chosen, -1 in the others' places."""
-        size = self._shape.block_tokens
-        width = -(-(self._window - 1) // size) + 1 if self._window else 0
-        block = batch.lane_open_block.unsqueeze(1) - torch.arange(width)
-        first = (batch.lane_length - self._window).clamp_min(0) // size
+        block = self._newest_blocks(batch.lane_length)
         known = (block.unsqueeze(2) == selected.unsqueeze(1)).any(2)
-        return block.masked_fill(known | (block < first.unsqueeze(1)), -1).int()
+        return block.masked_fill(known, -1)
+
+    def _newest_blocks(self, length: Tensor) -> Tensor:
+        """[n, W] int32: the blocks of the newest tokens of [n] int64 `length`, the last first; -1 pads."""
+        size = self._shape.block_tokens
+        width = -(-(self._window - 1) // size) + 1
+        block = (length - 1).unsqueeze(1) // size - torch.arange(width, device=length.device)
+        first = (length - self._window).clamp_min(0) // size
+        return block.masked_fill(block < first.unsqueeze(1), -1).int()
 
     def prefill_blocks(
         self,
@@ -110,22 +120,19 @@ class BlockHeart(Heart):
         choice = selector.rank(chunk, found)
         residence.write(layer, chunk, key, value)
         size = self._shape.block_tokens
-        seen = blocks_seen(choice.blocks, -(-chunk.end // size)).repeat_interleave(size, 2)
-        token, position = torch.arange(chunk.end), torch.arange(chunk.start, chunk.end).unsqueeze(1)
-        past = token <= position  # [T, tokens up to the end]
-        masks = [seen[..., : chunk.end] & past.unsqueeze(1)]
+        sights = [Sight(chunk.start, choice.blocks, size)]
         if self._window:
-            masks.append((past & (token > position - self._window)).unsqueeze(1))
+            length = torch.arange(chunk.start + 1, chunk.end + 1, device=query.device)
+            newest = self._newest_blocks(length).unsqueeze(1)
+            sights.append(Sight(chunk.start, newest, size, self._window))
+        attend = self._block_kernels.attend_chosen
         earlier: list[Part] = []
         at = 0
         for window in residence.history(layer, chunk):
-            run = slice(at, at + window.key.shape[0])
-            found_there = [
-                attend_masked(query, window.key, window.value, mask[..., run], scaling) for mask in masks
-            ]
+            found_there = [attend(query, window.key, window.value, at, sight, scaling) for sight in sights]
             earlier = self._merged(earlier, found_there, torch.float32)
-            at = run.stop
-        own = [attend_masked(query, key, value, mask[..., chunk.start :], scaling) for mask in masks]
+            at += window.key.shape[0]
+        own = [attend(query, key, value, chunk.start, sight, scaling) for sight in sights]
         branches = [part.out.to(query.dtype) for part in self._merged(earlier, own, query.dtype)]
         if choice.beside is not None:
             branches.insert(1, choice.beside)

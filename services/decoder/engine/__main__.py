@@ -134,6 +134,12 @@ def load(
     hasher = page_hasher(plan, kv_fingerprint(spec, shape))
     scheduler = Scheduler(limits_of(plan), store, device_pages, hasher, capacity_book(plan))
     _log.info("memory_plan model=%s device=%s\n%s", settings.model.name, device, plan.table())
+    if plan.shape.record_coded:
+        _log.warning(
+            "records_not_exact record_dtype=float8 record_bytes=%d: answers differ from those of "
+            "--record-dtype auto",
+            plan.shape.block_bytes,
+        )
     return Served(
         spec=spec,
         plan=plan,

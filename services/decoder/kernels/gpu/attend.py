@@ -28,7 +28,8 @@ class AttendParams(ctypes.Structure):
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in (
-            "query", "pool", "slots", "selected", "length", "real_rows", "out", "sums", "stats", "arrived",
+            "query", "pool", "slots", "selected", "length", "real_rows", "out", "lse", "sums", "stats",
+            "arrived",
         )),
         ("scaling", ctypes.c_float),
         *((name, ctypes.c_int32) for name in ("top_k", "groups", "heads", "splits", "items")),
@@ -44,6 +45,7 @@ class AttendShape:
     block_tokens: int
     dtype: torch.dtype
     depth: int = 2  # tiles of 16 tokens that a warp has under way
+    window: int = 0  # newest tokens of a row, of which all others are unseen; 0 = none are for that
 
     @classmethod
     def fitting(
@@ -68,6 +70,7 @@ class AttendShape:
             "ELEMENT": _ELEMENTS[self.dtype],
             "WARPS": _WARPS,
             "DEPTH": self.depth,
+            "WINDOW": self.window,
         }
 
     @property
@@ -117,14 +120,17 @@ class AttendCall:
     real_rows: Tensor  # [1]
     out: Tensor  # [rows, query heads, head_dim]
     partial: Tensor  # float32 workspace, at least `workspace` elements
-    arrived: Tensor  # [rows * KV heads], zero
+    arrived: Tensor  # [rows * KV heads], zero; unused where lanes are not cut
     groups: int
     scaling: float
     splits: int  # parts that each lane's blocks are cut into; the result depends on it in the last bits
+    lse: Tensor | None = None  # out [rows, query heads] float32: log of the sum of exp(score), if wanted
 
     @staticmethod
     def workspace(shape: AttendShape, units: int, splits: int) -> int:
-        """Elements of `partial`."""
+        """Elements of `partial`; a lane that is not cut needs none."""
+        if splits == 1:
+            return 0
         return units * splits * shape.group_size * (shape.head_dim + 2)
 
     def launch(self, shape: AttendShape) -> None:
@@ -140,6 +146,7 @@ class AttendCall:
             length=self.length.data_ptr(),
             real_rows=self.real_rows.data_ptr(),
             out=self.out.data_ptr(),
+            lse=None if self.lse is None else self.lse.data_ptr(),
             sums=self.partial.data_ptr(),
             stats=self.partial.data_ptr() + items * shape.group_size * shape.head_dim * 4,
             arrived=self.arrived.data_ptr(),
@@ -171,8 +178,13 @@ class AttendCall:
         for name in ("slots", "selected", "length", "real_rows", "arrived"):
             if getattr(self, name).dtype != torch.int32 or not getattr(self, name).is_contiguous():
                 raise ValueError(f"{name} must be contiguous int32")
+        lse = self.lse
+        if lse is not None and (
+            lse.shape != self.query.shape[:2] or lse.dtype != torch.float32 or not lse.is_contiguous()
+        ):
+            raise ValueError(f"lse must be contiguous float32 {list(self.query.shape[:2])}")
         units = self.slots.shape[0] * heads
         if self.partial.numel() < self.workspace(shape, units, self.splits):
             raise ValueError("partial is too small for this many rows and splits")
-        if self.arrived.numel() < units:
+        if self.splits > 1 and self.arrived.numel() < units:
             raise ValueError("arrived is too small for this many rows")

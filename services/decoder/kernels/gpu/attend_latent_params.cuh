@@ -2,7 +2,7 @@
 
 struct AttendLatentParams {
   const void* query;     // [rows, heads, LATENT + ROPED]
-  const void* pool;      // [pool slots, BLOCK_TOKENS, LATENT + ROPED]
+  const void* pool;      // [pool slots, BLOCK_TOKENS, LATENT + ROPED], or coded (coded_records.cuh)
   const i32* slots;      // [rows, top_k] pool slots, -1 = none
   const i32* selected;   // [rows, top_k] the blocks in them, -1 = none
   const i32* length;     // [rows] tokens, the newest included
@@ -15,5 +15,3 @@ struct AttendLatentParams {
   float scaling;
   i32 top_k, heads, splits;
 };
-
-constexpr float NOTHING = -1e30f;  // kernels/attend_chosen.py's: finite, so that two such parts merge into a third
