@@ -10,7 +10,6 @@ the TFLOP/s stand beside. Launches overlap, as they do in a step.
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -163,13 +162,7 @@ def main() -> None:
         )
         line = f"{case.name:<6}{case.heads:>5}{case.batch:>6}{floor:>10.2f}{us:>10.2f}"
         print(f"{line}{floor / us:>7.2f}{tflops:>9.1f}", flush=True)
-    driver = subprocess.run(
-        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
-        capture_output=True,
-        text=True,
-        check=False,
-    ).stdout.strip()
-    report.write("attend", {"card": torch.cuda.get_device_name(), "driver": driver, "rows": rows})
+    report.write("attend", report.gpu() | {"rows": rows})
 
 
 if __name__ == "__main__":

@@ -270,6 +270,13 @@ def test_the_table_says_where_memory_goes() -> None:
     assert lines["arena (host)"] == ["1", "GiB", "684", "pages,", "43,776", "tokens"]
     assert lines["weights"] == ["257", "MiB", "bfloat16"]
     assert lines["KV of a token"][:2] == ["22.5", "KiB"]
+    assert set(lines) == {
+        *("weights", "hot buffer", "selector's index", "tables", "prefill windows", "arena (host)"),
+        "KV of a token",
+    }, "what is nothing is left out"
+    full = derive(kv_mode="full").table()
+    assert "resident KV" in full
+    assert "hot buffer" not in full
 
 
 def test_fingerprints_differ_whenever_bytes_would_mean_something_else() -> None:
@@ -297,6 +304,7 @@ def test_the_device_sampler_is_counted_on_a_gpu() -> None:
     assert plan.sampling_bytes == sum(part.nbytes for part in parts)
     assert derive(max_rows=5).sampling_bytes == 0
     assert "sampling" in plan.table()
+    assert "sampling" not in derive(max_rows=5).table()
 
 
 def test_full_mode_is_held_against_the_devices_memory() -> None:

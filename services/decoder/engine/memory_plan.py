@@ -225,7 +225,7 @@ class MemoryPlan:
         return 4 * entries
 
     def table(self) -> str:
-        """The plan for people."""
+        """The plan for people; what takes nothing is not in it."""
         device_tokens = self.device_pages * self.shape.page_tokens
         arena_tokens = self.layout.page_count * self.shape.page_tokens
         pages = self.layout.page_count
@@ -241,7 +241,9 @@ class MemoryPlan:
             ("arena (host)", self.layout.arena_bytes, f"{pages:,} pages, {arena_tokens:,} tokens"),
             ("KV of a token", self.token_bytes, self._record_note()),
         ]
-        return "\n".join(f"  {name:<17}{format_bytes(size):>10}  {note}" for name, size, note in lines)
+        return "\n".join(
+            f"  {name:<17}{format_bytes(size):>10}  {note}" for name, size, note in lines if size
+        )
 
     def _record_note(self) -> str:
         """How often a token leaves a record, and whether that is not all that there was."""
@@ -252,7 +254,7 @@ class MemoryPlan:
     def _hot_note(self) -> str:
         """What the last class of layers, the sparse ones, holds: tokens of all rows, and of one."""
         if not self.hot_classes:
-            return "none"
+            return ""
         last, block_tokens = self.hot_classes[-1], self.shape.block_tokens
         total, least, most = (
             parcels * last.parcel_slots * block_tokens for parcels in (last.parcels, last.floor, last.most)
