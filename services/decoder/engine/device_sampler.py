@@ -11,6 +11,7 @@ the device alone counts the latter. Knows sequences and tensors, no model and no
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
@@ -51,6 +52,7 @@ class DeviceSampler:
         self._copied = [_event() for _ in self._staged] if self._on_gpu else []
         self._stage = 0
         self._keys: Tensor | None = None  # where a row's keys exceed shared memory
+        self._variants: dict[tuple[torch.dtype, bool], tuple[SampleShape, ...]] = {}
         self._shapes: dict[tuple[torch.dtype, torch.Size, tuple[int, ...], bool], SampleShape] = {}
 
     @staticmethod
@@ -118,12 +120,12 @@ class DeviceSampler:
                 said = self._sent(torch.tensor(sequence.generated))
                 count.index_add_(0, said, torch.full_like(said, 2, dtype=torch.int32))
 
-    def prepare(self, sequences: list[Sequence], ahead: int = 0) -> bool:
+    def prepare(self, sequences: list[Sequence], late: Iterable[int] | None = None) -> bool:
         """Bring the next draw's inputs to the device, in a copy that nobody waits for.
 
         Args:
             sequences: of the rows of the batch, in order, all of them seated.
-            ahead: tokens that were drawn for each but are not in its books yet.
+            late: of each, tokens that were drawn for it but are not in its books yet; none by default.
 
         Returns:
             Whether the likeliest token is the answer of every row, so that `draw` may be `greedy`.
@@ -135,8 +137,8 @@ class DeviceSampler:
         staged = self._staged[self._stage]
         numbers = staged.numpy()
         greedy = True
-        for at, sequence in enumerate(sequences):
-            position, known = len(sequence.generated) + ahead, sequence.next_known(ahead)
+        for at, (sequence, more) in enumerate(zip(sequences, late or [0] * count, strict=True)):
+            position, known = len(sequence.generated) + more, sequence.next_known(more)
             barred = position < sequence.min_tokens and bool(sequence.stop_ids)
             if known is None:
                 greedy = greedy and sequence.sampling.is_greedy and not barred
@@ -175,7 +177,10 @@ class DeviceSampler:
         key = logits.dtype, logits.shape, logits.stride(), greedy
         is_new = key not in self._shapes
         if is_new:
-            self._shapes[key] = SampleShape.fitting(self._vocab, logits.dtype, rows, greedy=greedy)
+            kind = logits.dtype, greedy
+            if kind not in self._variants:
+                self._variants[kind] = SampleShape.variants(self._vocab, logits.dtype, greedy=greedy)
+            self._shapes[key] = SampleShape.fitting(self._variants[kind], rows)
         shape = self._shapes[key]
         if shape.keys_per_row and self._keys is None:
             size = self._rows * shape.keys_per_row
