@@ -17,6 +17,7 @@ from services.decoder.attention.block_selector import BlockInput, BlockSelector
 from services.decoder.attention.heart import Heart
 from services.decoder.attention.selector import Selector
 from services.decoder.kernels.attend import attend_slots
+from services.decoder.kernels.attend_half import attend_half
 from services.decoder.kernels.attend_masked import attend_masked, blocks_seen
 from services.decoder.kernels.attend_part import Part
 from services.decoder.kernels.decode_batch import DecodeBatch
@@ -77,12 +78,32 @@ class BlockHeart(Heart):
         placement = residence.resolve(layer, batch, wanted)
         residence.append(layer, batch, placement, key, value, None)
         pool, slots, length = residence.pool(layer), placement.slots, batch.lane_length
-        top_k = selected.shape[1]
-        branches = [attend_slots(query, pool, slots[:, :top_k].contiguous(), selected, length, scaling)]
-        if choice.beside is not None:
-            branches.append(choice.beside)
+        reads: list[tuple[int, Tensor | None]] = [
+            (selected.shape[1], None)
+        ]  # of the places, from which token
         if self._window:
-            branches.append(attend_slots(query, pool, slots, wanted, length, scaling, length - self._window))
+            reads.append((wanted.shape[1], length - self._window))
+
+        def over(blocks: Tensor) -> list[Part]:
+            return [
+                attend_half(query, pool, slots[:, :width], blocks[:, :width], length, scaling, first)
+                for width, first in reads
+            ]
+
+        if placement.split is None:
+            branches = [
+                attend_slots(
+                    query, pool, slots[:, :width].contiguous(), wanted[:, :width], length, scaling, first
+                )
+                for width, first in reads
+            ]
+        else:
+            hits = over(placement.split.hits)
+            residence.arrive(layer)
+            merged = self._merged(hits, over(placement.split.misses), query.dtype)
+            branches = [part.out for part in merged]
+        if choice.beside is not None:
+            branches.insert(1, choice.beside)
         return tuple(branches)
 
     def _window_blocks(self, batch: DecodeBatch, selected: Tensor) -> Tensor:

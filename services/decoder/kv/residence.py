@@ -53,6 +53,12 @@ class Residence(Protocol):
     def follow(self, layer: int, batch: DecodeBatch, selected: Tensor, anchor: Placement) -> Placement:
         """`resolve` in a layer that follows another one's choice, which was placed there in the same step."""
 
+    def arrive(self, layer: int) -> None:
+        """What is computed from now on comes behind every fetch of `layer` in this step.
+
+        Whoever got a placement with a split calls it, once, before the misses are read.
+        """
+
     def append(
         self,
         layer: int,

@@ -12,6 +12,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from services.decoder.kernels.decode_batch import DecodeBatch
 from services.decoder.kernels.gpu.kernel import Kernel
 
 _ELEMENTS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -28,7 +29,8 @@ class AttendParams(ctypes.Structure):
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in (
-            "query", "pool", "slots", "selected", "length", "real_rows", "out", "sums", "stats", "arrived",
+            "query", "pool", "slots", "selected", "length", "real_rows", "out", "lse", "sums", "stats",
+            "arrived",
         )),
         ("scaling", ctypes.c_float),
         *((name, ctypes.c_int32) for name in ("top_k", "groups", "heads", "splits", "items")),
@@ -44,14 +46,22 @@ class AttendShape:
     block_tokens: int
     dtype: torch.dtype
     depth: int = 2  # tiles of 16 tokens that a warp has under way
+    overlaps: bool = True  # with the launch ahead, if that is all it comes behind
 
     @classmethod
     def fitting(
-        cls, head_dim: int, group_size: int, block_tokens: int, dtype: torch.dtype, units: int
+        cls,
+        head_dim: int,
+        group_size: int,
+        block_tokens: int,
+        dtype: torch.dtype,
+        units: int,
+        *,
+        overlaps: bool = True,
     ) -> AttendShape:
         """The variant for `units` = rows * KV heads."""
         dims = next(dims for most, dims in _DIMS_UNDER_WAY if units <= most)
-        return cls(head_dim, group_size, block_tokens, dtype, max(1, dims // head_dim))
+        return cls(head_dim, group_size, block_tokens, dtype, max(1, dims // head_dim), overlaps)
 
     @property
     def source(self) -> str:
@@ -88,7 +98,7 @@ class AttendShape:
             threads=32 * _WARPS,
             cluster=1,
             shared_bytes=self.shared_bytes,
-            overlaps=True,
+            overlaps=self.overlaps,
         )
 
     @cached_property
@@ -121,6 +131,7 @@ class AttendCall:
     groups: int
     scaling: float
     splits: int  # parts that each lane's blocks are cut into; the result depends on it in the last bits
+    lse: Tensor | None = None  # out [rows, query heads] float32: log of the sum of exp(score), if wanted
 
     @staticmethod
     def workspace(shape: AttendShape, units: int, splits: int) -> int:
@@ -140,6 +151,7 @@ class AttendCall:
             length=self.length.data_ptr(),
             real_rows=self.real_rows.data_ptr(),
             out=self.out.data_ptr(),
+            lse=None if self.lse is None else self.lse.data_ptr(),
             sums=self.partial.data_ptr(),
             stats=self.partial.data_ptr() + items * shape.group_size * shape.head_dim * 4,
             arrived=self.arrived.data_ptr(),
@@ -171,8 +183,55 @@ class AttendCall:
         for name in ("slots", "selected", "length", "real_rows", "arrived"):
             if getattr(self, name).dtype != torch.int32 or not getattr(self, name).is_contiguous():
                 raise ValueError(f"{name} must be contiguous int32")
+        lse = self.lse
+        if lse is not None and (
+            lse.shape != self.query.shape[:2] or lse.dtype != torch.float32 or not lse.is_contiguous()
+        ):
+            raise ValueError(f"lse must be contiguous float32 {list(self.query.shape[:2])}")
         units = self.slots.shape[0] * heads
         if self.partial.numel() < self.workspace(shape, units, self.splits):
             raise ValueError("partial is too small for this many rows and splits")
         if self.arrived.numel() < units:
             raise ValueError("arrived is too small for this many rows")
+
+
+def shape_for(
+    query: Tensor, pool: Tensor, lanes: int, batch: DecodeBatch, *, overlaps: bool = True
+) -> AttendShape:
+    """The variant for a batch of so many lanes."""
+    query_heads, head_dim = query.shape[1:]
+    heads = pool.shape[3]
+    group_size = query_heads // (batch.groups * heads)
+    sizes = (head_dim, group_size, batch.block_tokens, query.dtype, lanes * heads)
+    return AttendShape.fitting(*sizes, overlaps=overlaps)
+
+
+def attended(
+    shape: AttendShape,
+    batch: DecodeBatch,
+    query: Tensor,
+    pool: Tensor,
+    slots: Tensor,
+    selected: Tensor,
+    scaling: float,
+    arrived: Tensor,
+    lse: Tensor | None = None,
+) -> AttendCall:
+    """The call over a batch, its result still to be computed."""
+    splits = shape.splits(slots.shape[1])
+    workspace = AttendCall.workspace(shape, slots.shape[0] * pool.shape[3], splits)
+    return AttendCall(
+        query=query.contiguous(),
+        pool=pool,
+        slots=slots,
+        selected=selected,
+        length=batch.length,
+        real_rows=batch.real_rows,
+        out=torch.empty_like(query, memory_format=torch.contiguous_format),
+        partial=torch.empty(workspace, dtype=torch.float32, device=query.device),
+        arrived=arrived,
+        groups=batch.groups,
+        scaling=scaling,
+        splits=splits,
+        lse=lse,
+    )

@@ -48,6 +48,7 @@ class AttendLatentShape:
     head_warps: int  # the scores' split over warps: by heads,
     slices: int  # by a record's length, and by tokens
     split_tokens: int
+    overlaps: bool = True  # with the launch ahead, if that is all it comes behind
 
     @classmethod
     def fitting(
@@ -105,7 +106,7 @@ class AttendLatentShape:
             threads=32 * self.warps,
             cluster=self.cluster,
             shared_bytes=self.shared_bytes,
-            overlaps=True,
+            overlaps=self.overlaps,
         )
 
 
@@ -118,6 +119,7 @@ class PlainLatentShape:
     block_tokens: int
     dtype: torch.dtype
     most_tokens: int  # of a row's blocks together
+    overlaps: bool = True  # as AttendLatentShape's
 
     head_tile: ClassVar[int] = 1
     cluster: ClassVar[int] = 1
@@ -146,7 +148,7 @@ class PlainLatentShape:
             threads=32 * _PLAIN_WARPS,
             cluster=1,
             shared_bytes=4 * self.most_tokens,
-            overlaps=True,
+            overlaps=self.overlaps,
         )
 
 

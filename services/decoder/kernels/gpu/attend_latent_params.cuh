@@ -15,5 +15,3 @@ struct AttendLatentParams {
   float scaling;
   i32 top_k, heads, splits;
 };
-
-constexpr float NOTHING = -1e30f;  // kernels/attend_chosen.py's: finite, so that two such parts merge into a third

@@ -12,7 +12,8 @@ struct AttendParams {
   const i32* selected;    // [rows * groups, top_k] the blocks in them, -1 = none
   const i32* length;      // [rows] tokens, the newest included
   const i32* real_rows;   // [1]
-  void* out;              // as query
+  void* out;              // as query; zeros where a lane sees no token
+  float* lse;             // [rows, groups * heads * GROUP_SIZE] log of the sum of exp(score), or NOTHING; may be null
   float* sums;            // parts.cuh: [units, splits, GROUP_SIZE, HEAD_DIM]
   float2* stats;          // parts.cuh: [units, splits, GROUP_SIZE]
   u32* arrived;           // [units], zero between launches
@@ -55,7 +56,10 @@ __device__ __forceinline__ void finish(const AttendParams& p, i32 item, const Pa
   const i64 first = (i64)unit * p.splits * GROUP_SIZE;
   const Meeting<GROUP_SIZE, HEAD_DIM> meeting = {p.sums + first * HEAD_DIM, p.stats + first, p.arrived + unit, p.splits};
   const auto write = [&](i32 row, i32 dim, const Merged& merged) {
-    store_4(p.out, query_of(unit) + row * HEAD_DIM + dim, merged.mean());
+    const bool any = merged.weight > 0;
+    store_4(p.out, query_of(unit) + row * HEAD_DIM + dim, any ? merged.mean() : float4{0, 0, 0, 0});
+    if (p.lse && dim == 0)
+      p.lse[(i64)unit * GROUP_SIZE + row] = any ? merged.top * 0.69314718f + logf(merged.weight) : NOTHING;  // ln 2
   };
   merge_warps<PARTS, GROUP_SIZE, HEAD_DIM, THREADS>(parts, [&](i32 row, i32 dim, const Merged& merged) {
     if (p.splits == 1) write(row, dim, merged);

@@ -1,5 +1,7 @@
 // A token among the blocks that a lane chose. BLOCK_TOKENS must be defined before.
 
+constexpr float NOTHING = -1e30f;  // log of the sum over no token; finite, so that two such parts merge into a third
+
 struct Token {
   i32 slot = -1, block = -1, offset = 0;
 

@@ -1,0 +1,115 @@
+"""attend_half: decode attention over what was resident, or over what had to come; and which is which.
+
+Knows slots and positions, no row's history. Two halves merge into the whole by merge_parts of attend_part.py;
+which bits come out depends on how the selection was split, so on what was resident.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from services.decoder.kernels.attend_part import Part
+from services.decoder.kernels.lru import Assignment
+from services.decoder.kernels.step_kernels import Split
+
+_NOTHING = -1e30
+"""The weight of a half in which a query sees nothing: finite, so that it merges with any other."""
+
+
+def split_of(found: Assignment, selected: Tensor) -> Split:
+    """Who of a selection is resident, and who is fetched.
+
+    Args:
+        found: what resolve returned for n lanes.
+        selected: [n, top_k] int32 blocks, as resolve was given them.
+    """
+    misses = torch.isin(found.slots.long(), found.miss_slot)
+    return Split(selected.masked_fill(misses, -1), selected.masked_fill(~misses, -1))
+
+
+def attend_half(
+    query: Tensor,
+    pool: Tensor,
+    slots: Tensor,
+    half: Tensor,
+    length: Tensor,
+    scaling: float,
+    first: Tensor | None = None,
+) -> Part:
+    """attend.py's attend_slots over one half.
+
+    Args:
+        query: [rows, query heads, head_dim].
+        pool: [pool slots, block_tokens, 2, heads of a group, head_dim].
+        slots: [rows * groups, top_k] int32 pool slots, -1 = none.
+        half: [rows * groups, top_k] int32, the blocks of this half in those slots, -1 = none.
+        length: [rows * groups] int64 tokens, the newest included.
+        scaling: factor on q.k.
+        first: [rows * groups] int64, the first token of each that is seen; None = all in those blocks.
+
+    Returns:
+        a Part whose `out` is [rows, query heads, head_dim] float32; zeros where a lane sees nothing.
+    """
+    rows, query_heads, head_dim = query.shape
+    lanes = slots.shape[0]
+    heads = pool.shape[3]
+    seen = _seen(half, pool.shape[1], length)
+    if first is not None:
+        seen &= _positions(half, pool.shape[1]) >= first.view(-1, 1)
+    key, value = _records(pool, slots, seen).unbind(2)  # [lanes, tokens, heads, head_dim] each
+    own = query.float().reshape(lanes, heads, -1, head_dim)
+    scores = torch.einsum("lhqd,lthd->lhqt", own, key) * scaling
+    weights, lse = _softmax(scores, seen)
+    out = torch.einsum("lhqt,lthd->lhqd", weights, value)
+    return Part(out.reshape(rows, query_heads, head_dim), lse.reshape(rows, query_heads))
+
+
+def attend_latent_half(
+    query: Tensor, pool: Tensor, slots: Tensor, half: Tensor, length: Tensor, scaling: float, latent: int
+) -> Part:
+    """attend_latent.py over one half.
+
+    Args:
+        query: [rows, heads, latent + roped], absorbed.
+        pool: [pool slots, block_tokens, latent + roped].
+        slots: [rows, top_k] int32 pool slots, -1 = none.
+        half: [rows, top_k] int32, the blocks of this half in those slots, -1 = none.
+        length: [rows] int64 tokens, the newest included.
+        scaling: factor on q.k.
+        latent: numbers of a record that are its value.
+
+    Returns:
+        a Part whose `out` is [rows, heads, latent] float32; zeros where a row sees nothing.
+    """
+    seen = _seen(half, pool.shape[1], length)
+    record = _records(pool, slots, seen)  # [rows, tokens, latent + roped]
+    scores = query.float() @ record.transpose(1, 2) * scaling
+    weights, lse = _softmax(scores.unsqueeze(1), seen)
+    return Part(weights.squeeze(1) @ record[..., :latent], lse.squeeze(1))
+
+
+def _positions(blocks: Tensor, block_tokens: int) -> Tensor:
+    """[lanes, tokens] of the blocks' tokens; of no block, below 0."""
+    offset = torch.arange(block_tokens, device=blocks.device)
+    return (blocks.unsqueeze(2) * block_tokens + offset).flatten(1)
+
+
+def _seen(half: Tensor, block_tokens: int, length: Tensor) -> Tensor:
+    """[lanes, tokens] bool."""
+    exists = (half >= 0).repeat_interleave(block_tokens, 1)
+    return exists & (_positions(half, block_tokens) < length.view(-1, 1))
+
+
+def _records(pool: Tensor, slots: Tensor, seen: Tensor) -> Tensor:
+    """[lanes, tokens, ...] float32 of the pool; zeros where a token is not seen, whatever lies there."""
+    blocks = pool.index_select(0, slots.clamp_min(0).flatten())
+    records = blocks.view(*seen.shape, *pool.shape[2:]).float()
+    return records.masked_fill(~seen.view(*seen.shape, *[1] * (pool.dim() - 2)), 0)
+
+
+def _softmax(scores: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights of [lanes, heads, queries, tokens] scores, and [lanes, heads, queries] what they sum to."""
+    scores = scores.masked_fill(~seen.view(seen.shape[0], 1, 1, -1), float("-inf"))
+    total = scores.logsumexp(3).clamp_min(_NOTHING)
+    return (scores - total.unsqueeze(3)).exp(), total
