@@ -145,6 +145,9 @@ class Late(AtOnce):
         self.waits += 1
 
 
+Make = Callable[..., OfflineEngine]  # of a model, and then of changes to its settings
+
+
 def settled(engine: OfflineEngine, lengths: tuple[int, ...] = (150, 70, 210)) -> list[list[int]]:
     """Greedy answers of some rows."""
     asked = [ask(str(i), prompt_of(length, i), 24) for i, length in enumerate(lengths)]
@@ -158,7 +161,8 @@ def make_dsa(model: CausalLM, **changes: object) -> OfflineEngine:
 
 
 def make_blocks(model: CausalLM, **changes: object) -> OfflineEngine:
-    return block_rig.engine_of(model, **({"max_step_tokens": 512} | changes))
+    make: Make = block_rig.engine_of
+    return make(model, **({"max_step_tokens": 512} | changes))
 
 
 def make_quest(model: CausalLM, **changes: object) -> OfflineEngine:
@@ -166,7 +170,6 @@ def make_quest(model: CausalLM, **changes: object) -> OfflineEngine:
     return dsa_rig.engine_of(model, **(small | changes))
 
 
-Make = Callable[..., OfflineEngine]  # of a model, and then of changes to its settings
 MODELS: Mapping[str, tuple[Make, str, Mapping[str, object]]] = {
     "quest": (make_quest, "llama", {}),
     "dsa": (make_dsa, *dsa_rig.CASES["deepseek"]),
