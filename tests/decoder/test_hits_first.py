@@ -110,13 +110,16 @@ def test_what_is_resident_and_what_is_fetched_make_up_the_selection() -> None:
         split = split_of(found, selected)
         there = (selected >= 0) & (known | is_open)
         assert torch.equal(split.hits, selected.masked_fill(~there, -1))
-        assert torch.equal(split.misses, selected.masked_fill(there, -1))
+        for lane in range(LANES):
+            wanted = dict.fromkeys(selected[lane, (selected[lane] >= 0) & ~there[lane]].tolist())
+            assert split.misses[lane].tolist() == [*wanted, *[-1] * (TOP_K - len(wanted))]
         assert torch.equal(layer.pool, before), "something was fetched"
-        replay(layer, plan_of(found, home))
+        plan = plan_of(found, home)
+        replay(layer, plan)
         assert layer.arena is not None
-        slots = found.slots[split.misses >= 0].long()
-        source = home.gather(1, selected.clamp_min(0).long())[split.misses >= 0]
-        assert torch.equal(layer.pool[slots], layer.arena[source])
+        come = split.misses >= 0
+        source = home.gather(1, split.misses.clamp_min(0).long())[come]
+        assert torch.equal(layer.pool[plan.target[come].long()], layer.arena[source])
         seen[0] += int((split.hits >= 0).sum())
         seen[1] += int((split.misses >= 0).sum())
         seen[2] += int((is_open & ~known).sum())

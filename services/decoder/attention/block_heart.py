@@ -98,9 +98,10 @@ class BlockHeart(Heart):
                 for width, first in reads
             ]
         else:
-            hits = over(placement.split.hits)
+            hits = placement.split.hits
+            early = over(hits)
             residence.arrive(layer)
-            merged = self._merged(hits, over(placement.split.misses), query.dtype)
+            merged = self._merged(early, over(wanted.masked_fill(hits >= 0, -1)), query.dtype)
             branches = [part.out for part in merged]
         if choice.beside is not None:
             branches.insert(1, choice.beside)

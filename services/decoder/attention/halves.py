@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from services.decoder.kernels.attend_part import Part
-from services.decoder.kernels.step_kernels import Split, StepKernels
+from services.decoder.kernels.step_kernels import Placement, StepKernels
 from services.decoder.kv.residence import Residence
 
 
@@ -20,8 +20,8 @@ def attend_halves(
     kernels: StepKernels,
     residence: Residence,
     layer: int,
-    split: Split,
-    attend: Callable[[Tensor, bool], Part],
+    placement: Placement,
+    attend: Callable[[Tensor, Tensor, bool], Part],
     dtype: torch.dtype,
 ) -> Tensor:
     """Attention of decode rows in a layer whose misses are under way.
@@ -30,14 +30,17 @@ def attend_halves(
         kernels: what merges.
         residence: who knows when they are there.
         layer: which layer.
-        split: its placement's.
-        attend: over one half's blocks; true where another stream's work was joined just before.
+        placement: in that layer, with a split.
+        attend: over slots and the blocks in them; true where another stream's work was joined just before.
         dtype: of the result.
 
     Returns:
         [rows, query heads, numbers of a value].
     """
-    hits = attend(split.hits, False)
+    split, plan = placement.split, placement.plan
+    assert split is not None, "whoever splits plans"
+    assert plan is not None, "likewise"
+    hits = attend(placement.slots, split.hits, False)
     residence.arrive(layer)
-    misses = attend(split.misses, True)
+    misses = attend(plan.target, split.misses, True)
     return kernels.merge_parts(hits, misses, dtype).out

@@ -54,14 +54,14 @@ class Heart:
         selected = selector.select(batch, query)
         placement = residence.resolve(layer, batch, selected)
         residence.append(layer, batch, placement, key, value, selector.bounds)
-        pool, slots, split = residence.pool(layer), placement.slots, placement.split
-        if split is None:
-            return self._kernels.attend(batch, query, pool, slots, selected, scaling)
+        pool = residence.pool(layer)
+        if placement.split is None:
+            return self._kernels.attend(batch, query, pool, placement.slots, selected, scaling)
 
-        def half(blocks: Tensor, joined: bool) -> Part:
+        def half(slots: Tensor, blocks: Tensor, joined: bool) -> Part:
             return self._kernels.attend_half(batch, query, pool, slots, blocks, scaling, joined=joined)
 
-        return attend_halves(self._kernels, residence, layer, split, half, query.dtype)
+        return attend_halves(self._kernels, residence, layer, placement, half, query.dtype)
 
     def prefill(
         self, layer: int, chunk: PrefillChunk, query: Tensor, key: Tensor, value: Tensor, scaling: float

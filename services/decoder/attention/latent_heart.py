@@ -94,15 +94,15 @@ class LatentHeart:
             placement = residence.follow(layer, batch, selected, index.placement)
         residence.append(layer, batch, placement, *_sides(record), None)
         pool, latent = residence.pool(layer), self._shape.latent
-        slots, split, attending = placement.slots, placement.split, self._latent_kernels
-        if split is None:
-            out = attending.attend(batch, query, pool, slots, selected, scaling, latent)
+        attending = self._latent_kernels
+        if placement.split is None:
+            out = attending.attend(batch, query, pool, placement.slots, selected, scaling, latent)
             return out, DecodeChoice(selected, placement)
 
-        def half(blocks: Tensor, joined: bool) -> Part:
+        def half(slots: Tensor, blocks: Tensor, joined: bool) -> Part:
             return attending.attend_half(batch, query, pool, slots, blocks, scaling, latent, joined=joined)
 
-        out = attend_halves(self._kernels, residence, layer, split, half, query.dtype)
+        out = attend_halves(self._kernels, residence, layer, placement, half, query.dtype)
         return out, DecodeChoice(selected, placement)
 
     def prefill(

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from services.decoder.kernels.attend_part import Part
 from services.decoder.kernels.lru import Assignment
+from services.decoder.kernels.replay import by_lane
 from services.decoder.kernels.step_kernels import Split
 
 _NOTHING = -1e30
@@ -24,8 +25,8 @@ def split_of(found: Assignment, selected: Tensor) -> Split:
         found: what resolve returned for n lanes.
         selected: [n, top_k] int32 blocks, as resolve was given them.
     """
-    misses = torch.isin(found.slots.long(), found.miss_slot)
-    return Split(selected.masked_fill(misses, -1), selected.masked_fill(~misses, -1))
+    hits = selected.masked_fill(torch.isin(found.slots.long(), found.miss_slot), -1)
+    return Split(hits, by_lane(found.miss_block, found))
 
 
 def attend_half(
@@ -42,7 +43,7 @@ def attend_half(
     Args:
         query: [rows, query heads, head_dim].
         pool: [pool slots, block_tokens, 2, heads of a group, head_dim].
-        slots: [rows * groups, top_k] int32 pool slots, -1 = none.
+        slots: [rows * groups, top_k] int32 pool slots.
         half: [rows * groups, top_k] int32, the blocks of this half in those slots, -1 = none.
         length: [rows * groups] int64 tokens, the newest included.
         scaling: factor on q.k.
@@ -73,7 +74,7 @@ def attend_latent_half(
     Args:
         query: [rows, heads, latent + roped], absorbed.
         pool: [pool slots, block_tokens, latent + roped].
-        slots: [rows, top_k] int32 pool slots, -1 = none.
+        slots: [rows, top_k] int32 pool slots.
         half: [rows, top_k] int32, the blocks of this half in those slots, -1 = none.
         length: [rows] int64 tokens, the newest included.
         scaling: factor on q.k.

@@ -40,10 +40,10 @@ class MissPlan:
 
 
 class Split(NamedTuple):
-    """A selection in two: each place of it stands in one half, -1 in the other."""
+    """A selection in two halves."""
 
-    hits: Tensor  # [L, top_k] int32 blocks that are readable once append is done; the open one among them
-    misses: Tensor  # [L, top_k] int32 blocks that are still to be fetched
+    hits: Tensor  # [L, top_k] int32, the selection with -1 for what is fetched; the open block is not
+    misses: Tensor  # [L, top_k] int32 blocks, each once, in the sequence of the plan's targets; -1 pads
 
 
 class Placement(NamedTuple):
@@ -168,8 +168,8 @@ class StepKernels(Protocol):
             batch: the step's rows.
             query: [R, query heads, head_dim].
             pool: as `attend`'s.
-            slots: [L, top_k] int32, all of them.
-            half: [L, top_k] int32 blocks, -1 in the other half's places; a lane may have none.
+            slots: [L, top_k] int32, the placement's for hits, its plan's targets for misses.
+            half: [L, top_k] int32, the half's blocks in those slots, -1 = none; a lane may have none at all.
             scaling: factor on q.k.
             joined: work of another stream was joined just before.
         """
