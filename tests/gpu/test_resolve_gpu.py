@@ -360,6 +360,8 @@ def test_a_wrong_call_is_refused_by_name() -> None:
         assert rig.call.split is not None
         with pytest.raises(ValueError, match="both halves of split"):
             replace(rig.call, split=rig.call.split._replace(hits=rig.call.split.hits[:1])).check(rig.shape)
+        with pytest.raises(ValueError, match="a split needs a plan"):
+            replace(rig.call, plan=None).check(rig.shape)
         with pytest.raises(ValueError, match="tables must have 33 parcels a row of 2 slots"):
             rig.call.check(replace(rig.shape, parcels=33))
         with pytest.raises(ValueError, match="tables must be of 3 groups"):

@@ -78,9 +78,8 @@ class BlockHeart(Heart):
         placement = residence.resolve(layer, batch, wanted)
         residence.append(layer, batch, placement, key, value, None)
         pool, slots, length = residence.pool(layer), placement.slots, batch.lane_length
-        reads: list[tuple[int, Tensor | None]] = [
-            (selected.shape[1], None)
-        ]  # of the places, from which token
+        # Each branch: how many of the wanted places, and from which token on.
+        reads: list[tuple[int, Tensor | None]] = [(selected.shape[1], None)]
         if self._window:
             reads.append((wanted.shape[1], length - self._window))
 

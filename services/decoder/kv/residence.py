@@ -48,7 +48,10 @@ class Residence(Protocol):
         """
 
     def resolve(self, layer: int, batch: DecodeBatch, selected: Tensor) -> Placement:
-        """Make every selected block (`[lanes, top_k]` int32) readable in the layer's pool."""
+        """Make every selected block (`[lanes, top_k]` int32) readable in the layer's pool.
+
+        Where the placement has a split, its misses are readable behind `arrive`.
+        """
 
     def follow(self, layer: int, batch: DecodeBatch, selected: Tensor, anchor: Placement) -> Placement:
         """`resolve` in a layer that follows another one's choice, which was placed there in the same step."""

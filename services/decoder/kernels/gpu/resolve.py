@@ -251,6 +251,8 @@ class ResolveCall:
                 raise ValueError(f"plan.count must be [{self.selected.shape[0]}]")
         if self.split is not None:
             named |= {"split.hits": self.split.hits, "split.misses": self.split.misses}
+            if self.plan is None:
+                raise ValueError("a split needs a plan: its misses stand as the plan's fetches do")
             if not self.split.hits.shape == self.split.misses.shape == self.selected.shape:
                 raise ValueError(f"both halves of split must be {list(self.selected.shape)}, as selected is")
         for name, tensor in named.items():
