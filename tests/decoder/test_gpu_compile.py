@@ -52,6 +52,12 @@ def test_resolve_compiles(arch: str, block_bytes: int, top_k: int, parcels: int,
 
 
 @pytest.mark.parametrize("arch", CLUSTERS)
+def test_a_resolve_that_leaves_its_fetches_to_a_replay_compiles(arch: str) -> None:
+    shape = ResolveShape(1152, 2048, 256, 16, CLUSTERS[arch][-1], skip_io=True)
+    assert compile_kernel("resolve", shape.defines, arch)[:4] == b"\x7fELF"
+
+
+@pytest.mark.parametrize("arch", CLUSTERS)
 def test_replay_compiles(arch: str) -> None:
     assert compile_kernel("replay", ReplayShape(1152).defines, arch)[:4] == b"\x7fELF"
 
