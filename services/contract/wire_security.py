@@ -73,11 +73,17 @@ class WireSecurity:
         """What every call to another service carries."""
         return ((_HEADER, f"Bearer {self.token}"),) if self.token else ()
 
-    def channel(self, address: str) -> grpc.Channel:
-        """A lazy channel to a service."""
+    def channel(self, address: str, *, certified: str = "") -> grpc.Channel:
+        """A lazy channel to a service.
+
+        Args:
+            address: host:port or unix:/path.
+            certified: the name on the service's certificate, if it is not the address.
+        """
         if self.certificates is None:
             return grpc.insecure_channel(address, options=CLIENT_OPTIONS)
-        return grpc.secure_channel(address, self._client(), options=CLIENT_OPTIONS)
+        renamed = (("grpc.ssl_target_name_override", certified),) if certified else ()
+        return grpc.secure_channel(address, self._client(), options=(*CLIENT_OPTIONS, *renamed))
 
     def aio_channel(self, address: str) -> grpc.aio.Channel:
         """The same for asyncio."""

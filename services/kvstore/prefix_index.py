@@ -30,10 +30,6 @@ class PrefixIndex:
         """The page with this hash."""
         return self._shards[page_hash[0]].get(page_hash)
 
-    def pages(self, page_hashes: Sequence[bytes]) -> list[int]:
-        """The pages with these hashes, which are known."""
-        return [self._shards[page_hash[0]][page_hash] for page_hash in page_hashes]
-
     def longest(self, page_hashes: Sequence[bytes]) -> list[int]:
         """The pages of the longest known prefix of a chain."""
         shards, found = self._shards, list[int]()

@@ -101,8 +101,7 @@ class KvStoreServicer(rpc.KvStoreServicer):
         )
 
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: _Context) -> pb.HeartbeatReply:
-        lease_ms = self._store.heartbeat(request.session_id, request.epoch)
-        return pb.HeartbeatReply(lease_ms=lease_ms, draining=self._store.draining)
+        return pb.HeartbeatReply(lease_ms=self._store.heartbeat(request.session_id, request.epoch))
 
     async def Detach(self, request: pb.DetachRequest, context: _Context) -> pb.DetachReply:
         return pb.DetachReply(released_pages=self._store.detach(request.session_id, request.epoch))

@@ -64,6 +64,7 @@ class Orders:
     no_room: str = ""  # end as one that waited too long, with these words
     abort_after: int | None = None
     die_after: int | None = None
+    company: int = 1  # choices that must be at the engine before it dies
     cut_after: int | None = None  # events; then the event stream ends, and the engine lives on
     refuse: str = ""  # name of an error of the tree
     cached: int = 0  # prompt tokens said to come from the cache
@@ -216,6 +217,8 @@ class FakeEngine(pb_grpc.EngineServicer):
             elif events == orders.abort_after:
                 event.finish_reason = pb.FINISH_REASON_ABORT
             elif events == orders.die_after and obeys:
+                while len(self._running) < orders.company:
+                    time.sleep(0.01)
                 os.kill(os.getpid(), signal.SIGKILL)
             elif events == orders.cut_after and obeys:
                 self._cut = True

@@ -41,6 +41,15 @@ class LiveFront:
     def log(self) -> str:
         return (self.directory / "log").read_text(errors="replace")
 
+    def logged(self, part: str) -> list[str]:
+        """The log's lines with `part`, once there is one: a line is written after its answer is sent."""
+
+        def lines() -> list[str]:
+            return [line for line in self.log.splitlines(keepends=True) if part in line and line[-1] == "\n"]
+
+        until(lines, f"{part!r} in the log")
+        return lines()
+
     @property
     def journal(self) -> list[dict[str, Any]]:
         path = self.directory / "journal"

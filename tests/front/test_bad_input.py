@@ -239,7 +239,7 @@ def test_broken_http_does_not_hurt(front: LiveFront) -> None:
 def test_request_ids(front: LiveFront) -> None:
     given = httpx.get(f"{front.url}/version", headers={"x-request-id": "trace-1:a/b"})
     assert given.headers["x-request-id"] == "trace-1:a/b"
-    assert "id=trace-1:a/b " in front.log
+    assert front.logged("id=trace-1:a/b ")
     for bad in ("two words", "x" * 129, 'a"b', "a\tb"):
         answer = httpx.get(f"{front.url}/version", headers={"x-request-id": bad})
         assert answer.headers["x-request-id"] != bad

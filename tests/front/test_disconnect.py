@@ -14,13 +14,18 @@ import pytest
 from tests.front.live import LiveFront, chat_body, orders, until
 
 
-def _send(front: LiveFront, path: str, body: dict[str, Any]) -> socket.socket:
+def _send(front: LiveFront, path: str, body: dict[str, Any], request_id: str = "leaver") -> socket.socket:
     where = urlsplit(front.url)
     assert where.hostname
     assert where.port
     raw = socket.create_connection((where.hostname, where.port), timeout=30)
     content = json.dumps(body).encode()
-    lines = [f"POST {path} HTTP/1.1", "host: x", "x-request-id: leaver", f"content-length: {len(content)}"]
+    lines = [
+        f"POST {path} HTTP/1.1",
+        "host: x",
+        f"x-request-id: {request_id}",
+        f"content-length: {len(content)}",
+    ]
     head = "\r\n".join([*lines, "content-type: application/json", "", ""])
     raw.sendall(head.encode() + content)
     return raw
@@ -46,8 +51,9 @@ def _aborted(front: LiveFront, request_id: str) -> bool:
 )
 def test_a_client_leaves(front: LiveFront, stream: bool, hold: bool, n: int, reset: bool) -> None:
     before = len(front.noted("submit"))
-    salt = orders(hold=hold, pause=0.01)
-    with closing(_send(front, "/v1/chat/completions", chat_body(stream=stream, n=n, cache_salt=salt))) as raw:
+    body = chat_body(stream=stream, n=n, cache_salt=orders(hold=hold, pause=0.01))
+    leaver = f"leaver-{before}-{reset:d}"
+    with closing(_send(front, "/v1/chat/completions", body, leaver)) as raw:
         until(lambda: len(front.noted("submit")) > before, "the request to reach the engine")
         if stream:
             assert raw.recv(4096).startswith(b"HTTP/1.1 200")
@@ -56,7 +62,7 @@ def test_a_client_leaves(front: LiveFront, stream: bool, hold: bool, n: int, res
     request_id = front.noted("submit")[-1]["request_id"]
     until(lambda: _aborted(front, request_id), "the engine to be told")
     _until_idle(front)
-    lines = [line for line in front.log.splitlines() if "id=leaver" in line]
+    lines = front.logged(f"id={leaver} ")
     assert "status=499" in lines[-1]
     assert f"finish={','.join(['abort'] * n)}" in lines[-1]
     assert front.chat(max_tokens=1).status_code == 200

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from hotset.v1 import engine_pb2
 
+from services.decoder.front.answer import ChoicePiece
+from services.decoder.front.choice_text import Piece
+from services.decoder.front.completion_shape import CompletionShape
+from services.decoder.front.text.tokenizer import TextTokenizer
 from tests.front.live import LiveFront, chunks_of, orders
+from tests.front.text.families import write_family
 
 SPLIT = orders(say="né 🙂 ok", split=True)
 
@@ -96,6 +103,31 @@ def test_echo_tells_the_prompts_too(front: LiveFront, most: int, stream: bool) -
     assert logprobs["top_logprobs"][0] is None
     for token, offset in zip(logprobs["tokens"], logprobs["text_offset"], strict=True):
         assert text[offset:].startswith(token)
+
+
+@pytest.mark.parametrize("written", ["a b", "<s>a b"])
+def test_an_added_begin_token_takes_up_none_of_the_echo(written: str, tmp_path: Path) -> None:
+    tokenizer = TextTokenizer.from_directory(write_family("llama2", tmp_path))
+    ids = tokenizer.encode(written)
+    begins = [token for token in ids if token == ids[0]]
+    assert len(begins) == 1 + written.startswith("<s>")
+    shape = CompletionShape(
+        answer_id="",
+        created=0,
+        model="",
+        fingerprint="",
+        tokenizer=tokenizer,
+        n=1,
+        top_logprobs=0,
+        echoed=[written],
+    )
+    prompt = [engine_pb2.Token(id=token) for token in ids]
+    (chunk,) = shape.chunks(ChoicePiece(0, Piece(), prompt))
+    logprobs = chunk.choices[0].logprobs
+    assert logprobs is not None
+    starts = {"a b": [0, 0, 0, 1], "<s>a b": [0, 3, 3, 4]}
+    assert logprobs.text_offset[: len(begins) + 1] == starts[written][: len(begins) + 1]
+    assert logprobs.text_offset[-1] < len(written)
 
 
 def test_echo_with_too_many_logprobs_is_refused(front: LiveFront) -> None:

@@ -38,7 +38,7 @@ def test_an_engine_that_dies_is_replaced(default_model: Path) -> None:
         assert front.engine_pid != first
         assert front.chat(max_tokens=2).status_code == 200
         assert 'hotset_engine_restarts_total{engine="0"} 1.0' in httpx.get(f"{front.url}/metrics").text
-        assert "killed by signal 9" in front.log
+        assert front.logged("killed by signal 9")
         last = front.engine_pid
         assert front.stop() == 0
         _ended_well(front, last)
@@ -201,4 +201,4 @@ def test_an_engine_dies_with_its_front(default_model: Path) -> None:
 
 
 def test_the_engines_lines_are_in_the_log(front: LiveFront) -> None:
-    assert "event=fake_engine_ready\n" in front.log
+    assert front.logged("event=fake_engine_ready\n")

@@ -238,3 +238,11 @@ def test_what_others_put_there_is_left_alone(parent: Path) -> None:
     with ArenaDirectory(parent):
         pass
     assert {path.name for path in parent.iterdir()} == {f"{PREFIX}not-ours", "hotset"}
+
+
+def test_a_run_that_ends_while_another_sweeps(parent: Path) -> None:
+    """What the sweep has listed may be gone when it looks."""
+    (parent / f"{PREFIX}gone").symlink_to(parent / "nowhere")
+    with ArenaDirectory(parent) as made:
+        assert made.path.is_dir()
+        assert [path.name for path in made.path.iterdir()] == ["run.lock"]

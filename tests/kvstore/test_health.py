@@ -48,6 +48,21 @@ def test_a_secured_store_is_asked_as_it_wants(with_certificates: bool, shm: Path
             assert _check(HOTSET_LISTEN=store.grpc).returncode == 1
 
 
+def test_one_that_listens_everywhere_is_asked_here_by_its_certificates_name(
+    shm: Path, tmp_path: Path
+) -> None:
+    wire = certificates(tmp_path / "wire", tmp_path / "authority", "subjectAltName=DNS:kvstore.example")
+    with Secured(shm / "arena", wire, "--listen=0.0.0.0:0", logs=tmp_path) as store:
+        store.ready()
+        listen = f"0.0.0.0:{store.grpc.rpartition(':')[2]}"
+        done = _check(HOTSET_LISTEN=listen, HOTSET_WIRE_DIR=str(wire))
+        assert (done.returncode, done.stderr) == (0, "")
+        stranger = certificates(tmp_path / "stranger", tmp_path / "another authority")
+        done = _check(HOTSET_LISTEN=listen, HOTSET_WIRE_DIR=str(stranger))
+        assert done.returncode == 1
+        assert "certificate verify failed" in done.stderr
+
+
 def test_wrong_settings_are_told() -> None:
     done = _check(HOTSET_LISTEN="nowhere")
     assert done.returncode == 2

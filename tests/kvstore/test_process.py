@@ -48,7 +48,7 @@ def test_a_life_in_good_order(start: Start, shm: Path) -> None:
         client.update(seals=[Seal(page, bytes(16), None)])
         stats = store.stats()
         assert (stats.sealed_pages, stats.free_pages, stats.sessions) == (1, PAGE_COUNT - 1, 1)
-        assert not client.heartbeat().draining
+        assert not store.stats().draining
         assert client.match([bytes(16)]) == [page]
         assert client.detach().released_pages == 2
         assert store.stats().cached_pages == 1
@@ -149,7 +149,7 @@ def test_sigterm_drains_while_clients_leave(start: Start, shm: Path) -> None:
         client.attach()
         page = client.update(1).pages[0]
         store.signal(signal.SIGTERM)
-        eventually(lambda: client.heartbeat().draining)
+        eventually(lambda: store.stats().draining)
         assert health.Check(request).status == health_pb2.HealthCheckResponse.NOT_SERVING
         assert type(error_of(lambda: client.update(1))) is StateConflict
         with Client(store, "engine-1", TOKENS[1], mapped=True) as other:
@@ -186,7 +186,7 @@ def test_a_client_killed_while_draining_ends_the_wait(start: Start) -> None:
     with Client(store, "engine-0", TOKENS[0], mapped=True) as client:
         client.attach()
         store.signal(signal.SIGTERM)
-        eventually(lambda: client.heartbeat().draining)
+        eventually(lambda: store.stats().draining)
     assert store.process.wait(30) == 0
 
 
@@ -233,7 +233,7 @@ def test_drain_by_call(start: Start) -> None:
         assert store.stub.Drain(pb.DrainRequest()).sessions == 1
         assert store.stats().draining
         eventually(lambda: store.metric("hotset_store_draining") == 1)
-        assert client.heartbeat().draining
+        assert store.stats().draining
 
 
 def test_starts_that_fail_say_why_and_leave_nothing(start: Start, shm: Path, tmp_path: Path) -> None:

@@ -32,8 +32,8 @@ def openssl(*arguments: str) -> None:
     subprocess.run(("openssl", *arguments), check=True, capture_output=True, timeout=30)
 
 
-def certificates(directory: Path, authority: Path) -> Path:
-    """A node's directory: a certificate for 127.0.0.1, signed by `authority`, which is made if absent."""
+def certificates(directory: Path, authority: Path, alternative: str = ALTERNATIVE) -> Path:
+    """A node's directory: a certificate signed by `authority`, which is made if absent."""
     if shutil.which("openssl") is None:
         pytest.skip("certificates are made with openssl")
     curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
@@ -44,7 +44,7 @@ def certificates(directory: Path, authority: Path) -> Path:
     directory.mkdir()
     request, extension = directory / "request", directory / "extension"
     openssl("req", *curve, "-keyout", str(directory / "key.pem"), "-out", str(request), "-subj", "/CN=node")
-    extension.write_text(ALTERNATIVE)
+    extension.write_text(alternative)
     signer = ("-CA", str(authority / "ca.pem"), "-CAkey", str(authority / "ca.key"), "-CAcreateserial")
     signed = ("-out", str(directory / "cert.pem"), "-days", "2", "-extfile", str(extension))
     openssl("x509", "-req", "-in", str(request), *signer, *signed)

@@ -6,6 +6,7 @@ nobody holds its lock any more and removes it.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
@@ -31,7 +32,10 @@ class ArenaDirectory:
         """
         sweep(self._parent)
         self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=self._parent))
-        self._lock = _lock(self.path)
+        # Locked before it has its name: others sweep a directory whose lock can be had.
+        unnamed = self.path / f"{_LOCK}.new"
+        self._lock = _lock(unnamed)
+        unnamed.rename(self.path / _LOCK)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -43,16 +47,17 @@ class ArenaDirectory:
 def sweep(parent: Path) -> None:
     """Remove what dead runs of this user left in `parent`."""
     for path in parent.glob(f"{PREFIX}*"):
-        if path.stat().st_uid == os.getuid() and (path / _LOCK).exists():
-            lock = _lock(path)
-            if lock is not None:
-                shutil.rmtree(path, ignore_errors=True)
-                os.close(lock)
+        with contextlib.suppress(FileNotFoundError):  # a run that ends removes its own meanwhile
+            if path.stat().st_uid == os.getuid() and (path / _LOCK).exists():
+                lock = _lock(path / _LOCK)
+                if lock is not None:
+                    shutil.rmtree(path, ignore_errors=True)
+                    os.close(lock)
 
 
-def _lock(directory: Path) -> int | None:
-    """A descriptor that holds the directory's lock, or None if a living run does."""
-    descriptor = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+def _lock(path: Path) -> int | None:
+    """A descriptor that holds the lock at `path`, or None if a living run does."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

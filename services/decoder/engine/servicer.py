@@ -125,6 +125,9 @@ class EngineServicer(pb_grpc.EngineServicer):
         served = self._ready()
         check_request(request, served.spec.vocab_size)
         served.loop.submit(_sequences(request, served.spec.eos_token_ids))
+        if not context.is_active():
+            # The caller gave up, and its Abort may have come while this was on its way.
+            served.loop.abort(request.request_id, set())
         return pb.SubmitReply()
 
     def Abort(self, request: pb.AbortRequest, context: grpc.ServicerContext) -> pb.AbortReply:

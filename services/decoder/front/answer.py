@@ -24,6 +24,7 @@ from services.decoder.front.request_metrics import ChoiceClock, Endpoint, Outcom
 from services.decoder.front.sampling import Plan
 from services.decoder.front.submission import Submission, open_choices, refusal
 from services.decoder.front.text.tokenizer import TextTokenizer
+from services.decoder.front.unless import Stopped, unless
 
 Finish = Literal["stop", "length"]
 
@@ -200,28 +201,16 @@ class Answer:
         rest = [submission for submission in self._submissions if submission.open_choices]
         for submission in rest:
             submission.outlive(ran=lost.may_have_run(submission.request_id))
-        loop = asyncio.get_running_loop()
-        working = loop.create_task(self._resubmit(rest))
-        interrupted = loop.create_task(self._interrupted.wait())
         try:
-            await asyncio.wait(
-                (working, interrupted),
-                timeout=self._restart_seconds,
-                return_when=asyncio.FIRST_COMPLETED,
-            )
-            if working.done():
-                return working.result()
-            if interrupted.done():
-                raise _cut_short()
+            async with asyncio.timeout(self._restart_seconds):
+                await unless(self._interrupted.wait(), self._resubmit(rest))
+        except Stopped:
+            raise _cut_short() from None
+        except TimeoutError:
             raise EngineLost(
                 "the engine that worked on this request went away and did not take it up again within "
                 f"{self._restart_seconds:g} s ({self._engines.detail}); send the request again later"
-            )
-        finally:
-            # Both may be under way: this very coroutine is cancelled when the client leaves.
-            for task in (working, interrupted):
-                task.cancel()
-            await asyncio.gather(working, interrupted, return_exceptions=True)
+            ) from None
 
     async def _resubmit(self, rest: Sequence[Submission]) -> None:
         self._client = await self._engines.next_life()

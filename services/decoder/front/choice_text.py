@@ -66,7 +66,7 @@ class ChoiceText:
 
         Args:
             tokenizer: of the checkpoint.
-            stop_texts: texts to stop at; those completed by the first `min_tokens` tokens do not count.
+            stop_texts: texts to stop at; those completed before token `min_tokens` do not count.
             keep_stop_text: whether the stop text is passed on.
             min_tokens: tokens before stop texts are looked for.
             continues: whether the text goes on from a prompt's.
@@ -107,8 +107,7 @@ class ChoiceText:
         return Piece(text, self._release(everything=ended and not stopped, stopped=stopped), stopped)
 
     def _match(self, text: str) -> tuple[str, bool]:
-        # Until then nothing has been held back, so passing by the matcher keeps the order.
-        return (text, False) if self.tokens < self._min_tokens else self._matcher.feed(text)
+        return self._matcher.feed(text, may_stop=self.tokens >= self._min_tokens)
 
     def _hold(self, token: engine_pb2.Token, new_characters: int) -> None:
         if new_characters:

@@ -92,7 +92,7 @@ class CompletionShape:
         if self._top is not None:
             logprobs = completion_logprobs(self._tokenizer, tokens, self._top, base=len(echo))
             if begins and self._echoed is not None:
-                spelled = _spelled(self._tokenizer, prompt)
+                spelled = _spelled(self._tokenizer, prompt, echo)
                 logprobs = _joined(completion_logprobs(self._tokenizer, spelled, self._top, base=0), logprobs)
         return CompletionChoice(
             text=echo + text if begins else text, index=index, logprobs=logprobs, finish_reason=finish
@@ -109,13 +109,18 @@ class CompletionShape:
         )
 
 
-def _spelled(tokenizer: TextTokenizer, prompt: Sequence[engine_pb2.Token]) -> list[ShownToken]:
-    """Where each of the prompt's tokens begins in its text."""
+def _spelled(tokenizer: TextTokenizer, prompt: Sequence[engine_pb2.Token], text: str) -> list[ShownToken]:
+    """Where each of the prompt's tokens begins in its text.
+
+    What the tokenizer put around the text, a begin token for example, takes up none of it.
+    """
     spelling = tokenizer.detokenizer(skip_special_tokens=False)
     offset, shown = 0, []
     for token in prompt:
         shown.append(ShownToken(token, offset))
-        offset += len(spelling.feed((token.id,)))
+        spelled = spelling.feed((token.id,))
+        if token.id not in tokenizer.special_ids or text.startswith(spelled, offset):
+            offset += len(spelled)
     return shown
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from starlette.types import Receive
+
+from services.decoder.front.unless import Stopped, unless
 
 T = TypeVar("T")
 
@@ -25,18 +26,10 @@ async def unless_client_leaves(receive: Receive, work: Coroutine[Any, Any, T]) -
     Raises:
         ClientLeft: it did.
     """
-    loop = asyncio.get_running_loop()
-    working, watching = loop.create_task(work), loop.create_task(_until_left(receive))
     try:
-        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            return working.result()
-        raise ClientLeft
-    finally:
-        # Both may be under way: this very coroutine can be cancelled at the end of the server.
-        for task in (working, watching):
-            task.cancel()
-        await asyncio.gather(working, watching, return_exceptions=True)
+        return await unless(_until_left(receive), work)
+    except Stopped:
+        raise ClientLeft from None
 
 
 async def _until_left(receive: Receive) -> None:

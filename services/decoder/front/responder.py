@@ -24,7 +24,7 @@ from services.decoder.front.disconnect import ClientLeft, unless_client_leaves
 from services.decoder.front.errors import ApiError, InternalFault
 from services.decoder.front.record import Record
 from services.decoder.front.request_metrics import Endpoint
-from services.decoder.front.sampling import Plan
+from services.decoder.front.sampling import Plan, answer_tokens
 from services.decoder.front.schema.answers import PromptTokensDetails, Usage
 from services.decoder.front.schema.sampling_fields import UsageTold
 from services.decoder.front.state import FrontState
@@ -77,6 +77,15 @@ class Generation:
     stream: bool
     usage_told: UsageTold
 
+    def check_length(self) -> None:
+        """Refuse what the engine would.
+
+        Raises:
+            BadRequest: a prompt and its answer do not fit the limit.
+        """
+        for prompt in self.prompts:
+            answer_tokens(len(prompt), self.plan.most_tokens, self.limit)
+
 
 async def respond(
     front: FrontState, request: Request, record: Record, generation: Generation, shape: Shape
@@ -87,7 +96,9 @@ async def respond(
         ApiError: before anything was sent; within a stream it becomes an event.
     """
     front.role.check(generation.plan)
+    generation.check_length()
     record.answer_id = generation.answer_id
+    front.running.check_open()
     if front.role.node is not None:
         tenant = tenant_of(request)
         reading = front.role.node.read(
@@ -96,7 +107,7 @@ async def respond(
             generation.plan.cache_salt.removeprefix(tenant).decode(),
         )
         try:
-            await unless_client_leaves(request.receive, reading)
+            await unless_client_leaves(request.receive, front.running.before(reading))
         except ClientLeft:
             record.client_left = True
             return Response(status_code=499)  # nobody reads it

@@ -8,20 +8,21 @@ hashes. Best effort: whatever goes wrong, the prompt is computed here.
 from __future__ import annotations
 
 import asyncio
-import http.client
-import json
 import logging
+import ssl
 import time
 from collections.abc import Sequence
-from typing import Any
-from urllib.parse import urlsplit
+
+import httpx
 
 from services.decoder.front.errors import BadRequest
 from services.decoder.front.sampling import Plan
 from services.decoder.settings import DecoderSettings
 
 _log = logging.getLogger(__name__)
-_REST_SECONDS = 5.0  # a node that failed is left alone for so long
+_REST_SECONDS = 5.0  # a node that cannot be had is left alone for so long
+_FULL = 429
+_FAULTS = 500  # this status and those above
 
 
 class PrefillNode:
@@ -32,19 +33,19 @@ class PrefillNode:
 
         Prompts that fill no page are left out.
         """
-        parts = urlsplit(url)
         self._url = url
         self._model = model
-        self._host, self._port, self._secure = parts.hostname or "", parts.port, parts.scheme == "https"
-        self._path = f"{parts.path.rstrip('/')}/v1/completions"
         self._seconds = seconds
         self._page_tokens = page_tokens
         self._rests_until = 0.0
+        self._trusted = ssl.create_default_context()  # made once: it reads some hundred certificates
 
     async def read(
         self, prompts: Sequence[Sequence[int]], authorization: str | None, cache_salt: str
     ) -> None:
         """Have it compute the long ones of `prompts`. Raises nothing: what fails is logged.
+
+        Cancelled, it hangs up, and the other server ends the work.
 
         Args:
             prompts: token ids of each.
@@ -57,29 +58,29 @@ class PrefillNode:
         body = {"model": self._model, "prompt": long, "max_tokens": 1, "temperature": 0}
         if cache_salt:
             body["cache_salt"] = cache_salt
-        headers = {"content-type": "application/json"}
-        if authorization is not None:
-            headers["authorization"] = authorization
+        headers = {} if authorization is None else {"authorization": authorization}
         begun = time.monotonic()
         try:
-            await asyncio.to_thread(self._post, json.dumps(body), headers)
-        except (OSError, http.client.HTTPException) as error:
-            self._rests_until = time.monotonic() + _REST_SECONDS
-            _log.warning("prefill_failed node=%s error=%s", self._url, error or type(error).__name__)
+            async with (
+                asyncio.timeout(self._seconds),
+                httpx.AsyncClient(timeout=None, trust_env=False, verify=self._trusted) as client,
+            ):
+                url = f"{self._url.rstrip('/')}/v1/completions"
+                answer = await client.post(url, json=body, headers=headers)
+        except (TimeoutError, httpx.TransportError) as error:
+            self._failed(str(error) or type(error).__name__, rest=True)
+            return
+        if answer.status_code != httpx.codes.OK:
+            # A refusal is of this request alone.
+            gone = answer.status_code >= _FAULTS or answer.status_code == _FULL
+            self._failed(f"it answered {answer.status_code}: {answer.text[:1000]}", rest=gone)
             return
         _log.info("prefilled node=%s prompts=%d seconds=%.3f", self._url, len(long), time.monotonic() - begun)
 
-    def _post(self, body: str, headers: dict[str, str]) -> None:
-        kind: Any = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
-        connection = kind(self._host, self._port, timeout=self._seconds)
-        try:
-            connection.request("POST", self._path, body, headers)
-            answer = connection.getresponse()
-            told = answer.read(1000).decode("utf-8", "replace")
-            if answer.status != 200:
-                raise OSError(f"it answered {answer.status}: {told}")
-        finally:
-            connection.close()
+    def _failed(self, error: str, *, rest: bool) -> None:
+        if rest:
+            self._rests_until = time.monotonic() + _REST_SECONDS
+        _log.warning("prefill_failed node=%s error=%s", self._url, error)
 
 
 class Role:

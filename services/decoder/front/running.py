@@ -1,4 +1,6 @@
-"""The answers that are being made right now, so that an end of the server can wait for them or cut them.
+"""The answers that are being made right now, and what is done before them.
+
+So that an end of the server can wait for them, or cut them short.
 
 Used from one event loop.
 """
@@ -6,11 +8,15 @@ Used from one event loop.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
 from services.decoder.front.answer import Answer
 from services.decoder.front.errors import ShuttingDown
+from services.decoder.front.unless import Stopped, unless
+
+T = TypeVar("T")
 
 
 class Running:
@@ -19,11 +25,13 @@ class Running:
     def __init__(self) -> None:
         self.draining = False
         self._answers: set[Answer] = set()
+        self._before = 0  # pieces of work
+        self._cut = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
 
     def __len__(self) -> int:
-        return len(self._answers)
+        return len(self._answers) + self._before
 
     def check_open(self) -> None:
         """Refuse new work during the end.
@@ -43,8 +51,23 @@ class Running:
             yield
         finally:
             self._answers.discard(answer)
-            if not self._answers:
-                self._empty.set()
+            self._left()
+
+    async def before(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of `work`, which an answer needs first.
+
+        Raises:
+            ShuttingDown: it was cut short.
+        """
+        self._before += 1
+        self._empty.clear()
+        try:
+            return await unless(self._cut.wait(), work)
+        except Stopped:
+            raise ShuttingDown("this server shut down before it began with this answer") from None
+        finally:
+            self._before -= 1
+            self._left()
 
     async def drain(self, seconds: float) -> None:
         """Let nothing new in; wait for the rest, and cut it short after `seconds`."""
@@ -53,5 +76,10 @@ class Running:
             async with asyncio.timeout(seconds):
                 await self._empty.wait()
         except TimeoutError:
+            self._cut.set()
             for answer in self._answers:
                 answer.interrupt()
+
+    def _left(self) -> None:
+        if not len(self):
+            self._empty.set()

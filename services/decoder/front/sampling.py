@@ -32,14 +32,14 @@ class Plan:
     """What all prompts of one HTTP request share.
 
     Attributes:
-        seed: of the whole request; `choice_seed` derives each choice's own.
+        seed: of the whole request; `choice_seed` derives each choice's own. None = a random one a prompt.
         most_tokens: of each answer; None = as many as fit.
     """
 
     sampling: engine_pb2.SamplingParams
     logprobs: LogprobsWanted
     n: int
-    seed: int
+    seed: int | None
     most_tokens: int | None
     min_tokens: int
     stop_texts: tuple[str, ...]
@@ -60,10 +60,11 @@ class Plan:
         Raises:
             BadRequest: prompt and answer do not fit the limit.
         """
+        seed = secrets.randbits(64) if self.seed is None else self.seed
         return engine_pb2.SubmitRequest(
             request_id=request_id,
             prompt_tokens=prompt,
-            choices=[engine_pb2.Choice(index=i, seed=choice_seed(self.seed, i)) for i in range(self.n)],
+            choices=[engine_pb2.Choice(index=i, seed=choice_seed(seed, i)) for i in range(self.n)],
             sampling=self.sampling,
             max_tokens=answer_tokens(len(prompt), self.most_tokens, limit),
             min_tokens=self.min_tokens,
@@ -117,7 +118,7 @@ def make_plan(
         ),
         logprobs=logprobs,
         n=fields.n or 1,
-        seed=secrets.randbits(64) if fields.seed is None else fields.seed & _MASK64,
+        seed=None if fields.seed is None else fields.seed & _MASK64,
         most_tokens=most,
         min_tokens=fields.min_tokens or 0,
         stop_texts=fields.stop_texts,

@@ -6,6 +6,7 @@ import asyncio
 from typing import Annotated
 
 from fastapi import Depends, FastAPI
+from starlette.responses import Response
 
 from services.contract.errors import InvalidRequest
 from services.decoder.front.errors import BadRequest
@@ -41,24 +42,16 @@ def add_routes(app: FastAPI) -> None:
     )
 
 
-async def tokenize(
-    body: TokenizeRequest, front: Annotated[FrontState, Depends(front_state)]
-) -> TokenizeAnswer:
+async def tokenize(body: TokenizeRequest, front: Annotated[FrontState, Depends(front_state)]) -> Response:
     """Token ids of a text, or of a conversation after the chat template."""
     front.check_model(body.model)
+    told = front.engines.description
+    longest = None if told is None else told.max_model_len_tokens
     try:
-        tokens = await asyncio.to_thread(_encode, front, body)
+        answer = await asyncio.to_thread(_tokenized, front, body, longest)
     except InvalidRequest as error:
         raise BadRequest(str(error), param="prompt" if body.messages is None else "messages") from error
-    told = front.engines.description
-    return TokenizeAnswer(
-        count=len(tokens),
-        max_model_len=None if told is None else told.max_model_len_tokens,
-        tokens=tokens,
-        token_strs=[token_text(front.tokenizer, token) for token in tokens]
-        if body.return_token_strs
-        else None,
-    )
+    return Response(answer, media_type="application/json")
 
 
 async def detokenize(
@@ -67,11 +60,23 @@ async def detokenize(
     """The text of token ids."""
     front.check_model(body.model)
     try:
-        front.tokenizer.check_ids(body.tokens)
+        text = await asyncio.to_thread(_decode, front, body)
     except InvalidRequest as error:
         raise BadRequest(str(error), param="tokens") from error
-    text = await asyncio.to_thread(front.tokenizer.decode, body.tokens, skip_special_tokens=False)
     return DetokenizeAnswer(prompt=text)
+
+
+def _tokenized(front: FrontState, body: TokenizeRequest, longest: int | None) -> str:
+    """The answer's JSON: that of a long text takes seconds to make, which the event loop has not."""
+    tokens = _encode(front, body)
+    strings = [token_text(front.tokenizer, token) for token in tokens] if body.return_token_strs else None
+    answer = TokenizeAnswer(count=len(tokens), max_model_len=longest, tokens=tokens, token_strs=strings)
+    return answer.model_dump_json()
+
+
+def _decode(front: FrontState, body: DetokenizeRequest) -> str:
+    front.tokenizer.check_ids(body.tokens)
+    return front.tokenizer.decode(body.tokens, skip_special_tokens=False)
 
 
 def _encode(front: FrontState, body: TokenizeRequest) -> list[int]:

@@ -35,11 +35,12 @@ class StopMatcher:
         self.offset = 0
         """Characters passed on so far."""
 
-    def feed(self, text: str) -> tuple[str, bool]:
+    def feed(self, text: str, *, may_stop: bool = True) -> tuple[str, bool]:
         """What may be shown now, and whether a stop string was found.
 
         The longest end of the text that may yet become a stop string is held back. After a stop, nothing
-        more comes.
+        more comes. Where it may not stop, a stop string that `text` completes counts for nothing; one that
+        begins in it may be found later.
         """
         if self.stop is not None:
             return "", True
@@ -48,7 +49,7 @@ class StopMatcher:
         buffer = self._held + text
         for position, character in enumerate(text, start=len(self._held) + 1):
             found = self._step(character)
-            if found is not None:
+            if found is not None and may_stop:
                 self.stop = found
                 self._held = ""
                 return self._pass_on(
@@ -72,8 +73,11 @@ class StopMatcher:
                 matched = self._fallbacks[number][matched]
             matched += stop[matched] == character
             self._matched[number] = matched
-            if matched == len(stop) and (found is None or len(stop) > len(found)):
-                found = stop
+            if matched == len(stop):
+                self._matched[number] = self._fallbacks[number][
+                    matched
+                ]  # one that counts for nothing goes on
+                found = stop if found is None else max(found, stop, key=len)
         return found
 
     def _pass_on(self, text: str) -> str:

@@ -45,7 +45,6 @@ class TextTokenizer:
         self.token_bytes = TokenBytes(tokenizer)
         self.vocab_size = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
         """One past the largest id."""
-        self.bos_id = self._id_of("bos_token")
         eos = self._id_of("eos_token")
         self.eos_ids = ends or frozenset(() if eos is None else (eos,))
         """Ids that end an answer; may be empty."""
@@ -113,14 +112,6 @@ class TextTokenizer:
             token_id: not negative.
         """
         return self.token_bytes.of(token_id) or b""
-
-    def text_of(self, token_id: int) -> str:
-        """A token on its own, as logprobs show it; U+FFFD stands for what is not a whole character.
-
-        Args:
-            token_id: not negative.
-        """
-        return self.bytes_of(token_id).decode(errors="replace")
 
     def check_ids(self, token_ids: Iterable[int]) -> None:
         """Refuse ids that the vocabulary does not have.
