@@ -122,7 +122,7 @@ def test_a_row_takes_what_was_counted(model: CausalLM, mode: str) -> None:
     assert tables - small == 3 * LONGEST * memory.table_bytes
 
 
-@pytest.mark.parametrize("mode", ["full", "sync", "prefetch"])
+@pytest.mark.parametrize("mode", ["full", "sync", "prefetch", "hits_first"])
 def test_lines_of_a_case(model: CausalLM, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer rows step by step; they miss what the trace says, and never where everything is resident."""
     monkeypatch.setattr("benchmarks.glm_slice.WARM_STEPS", 6)
