@@ -18,7 +18,10 @@ from services.decoder.engine.offline import OfflineEngine
 from services.decoder.engine.sequence import Sampling, Sequence
 from services.decoder.kernels.choose_tokens import IndexQuery
 from services.decoder.kernels.decode_batch import DecodeBatch
+from services.decoder.kernels.index_code import code_keys, hadamard
+from services.decoder.kernels.record_code import coded_bytes
 from services.decoder.kv.batch import PrefillChunk
+from services.decoder.kv.shape import KvShape
 from services.decoder.models.causal_lm import CausalLM
 from services.decoder.settings import DecoderSettings
 
@@ -91,9 +94,11 @@ def engine_in_mid_answer(
         "prefix_cache": False,
     }
     settings = DecoderSettings.model_validate({**base, **changes})
-    token_bytes = (spec.layers * spec.head_dim + len(set(spec.latent.anchors)) * spec.latent.index_dim) * (
-        model.dtype.itemsize
-    )
+    latent, itemsize = spec.latent, model.dtype.itemsize
+    record_bytes = spec.head_dim * itemsize
+    if settings.record_dtype == "float8":
+        record_bytes = coded_bytes(latent.latent, latent.roped)
+    token_bytes = spec.layers * record_bytes + len(set(latent.anchors)) * latent.index_dim * itemsize
     pages = rows * (-(-longest // settings.page_tokens) + 1)
     arena_bytes = int(pages * settings.page_tokens * token_bytes * 1.01) + 2**23
 
@@ -103,14 +108,26 @@ def engine_in_mid_answer(
     engine = OfflineEngine(settings, arena_bytes, model, wrap_tokens=wrap)
     runner = engine.runner
     assert runner.index is not None
-    generator = torch.Generator(runner.index.pool.device).manual_seed(2)
-    runner.index.pool.normal_(generator=generator)
+    _make_up(runner.index.pool, engine.plan.shape)
     for number in range(rows):
         prompt = [(7 * number + i) % (spec.vocab_size - 3) + 2 for i in range(context)]
         engine.scheduler.submit([Sequence(str(number), 0, prompt, Sampling(), 0, longest - context)])
     while any(sequence.is_prefilling for sequence in engine.scheduler.running) or engine.scheduler.waiting:
         pretend(engine)
     return engine
+
+
+def _make_up(pool: Tensor, shape: KvShape) -> None:
+    """Fill an index with keys, [layers, pages, index elements], some pages at a time."""
+    generator = torch.Generator(pool.device).manual_seed(2)
+    if not shape.index_coded:
+        pool.normal_(generator=generator)
+        return
+    rotation = hadamard(shape.index_dim, pool.device)
+    for pages in torch.split(pool.flatten(0, 1), 1024):
+        count = len(pages) * shape.page_tokens
+        keys = torch.randn(count, shape.index_dim, generator=generator, device=pool.device)
+        pages.copy_(code_keys(keys, rotation).view(len(pages), -1))
 
 
 def shed(engine: OfflineEngine, rows: int) -> None:

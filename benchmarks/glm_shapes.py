@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from transformers import AutoConfig, PreTrainedConfig
 
 from services.decoder.kernels.index_code import TAIL_BYTES
+from services.decoder.kernels.record_code import coded_bytes
 
 LAYERS, WHOLE_LAYERS, RANKS = 12, 78, 8
 MEMORY_SHARE = 0.94
@@ -134,12 +135,16 @@ class SliceMemory:
         *,
         itemsize: int = 2,
         coded: bool = False,
+        records_coded: bool = False,
     ) -> SliceMemory:
-        """For a slice `config` of `whole` on a GPU of `memory` bytes; index keys in eight bits if `coded`."""
+        """For a slice `config` of `whole` on a GPU of `memory` bytes; index keys in eight bits if `coded`,
+        records if `records_coded`.
+        """
         left = int(memory * MEMORY_SHARE) - rank_weight_bytes(whole)
         layers, choosing = config.num_hidden_layers, list(config.indexer_types).count("full")
         dim = config.index_head_dim
-        record = layers * (config.kv_lora_rank + config.qk_rope_head_dim) * itemsize
+        latent, roped = config.kv_lora_rank, config.qk_rope_head_dim
+        record = layers * (coded_bytes(latent, roped) if records_coded else (latent + roped) * itemsize)
         return cls(
             kv_bytes=left * layers // whole.num_hidden_layers,
             tokens=tokens,

@@ -1,6 +1,7 @@
 """One GPU's share of GLM-5.1 / 5.2 on eight, decoding at fixed lengths: what KV in host memory is worth.
 
     python -m benchmarks.glm_slice [--models glm-5.1,glm-5.2] [--contexts 32768,163840] [--modes full,...]
+        [--record-dtype auto|float8]
 
 Real shapes, random bf16 weights, 12 of 78 layers with 1/8 of the experts, and 12/78 of the memory that a GPU
 of the deployment has left for KV (glm_shapes.py). The router picks its 8 experts among the 32 that are here.
@@ -10,7 +11,8 @@ The indexer runs; its choice is replaced by a trace that misses as the published
 Modes: `full`; `sync`, tiered with every fetch in its turn; `prefetch`, those of layers that share a choice
 ahead of it; `hits_first`, attention over what is resident meanwhile; `no_io`, the bound: the same
 bookkeeping, no bytes. Rows are elastic, down to 4,096 hot slots each; lines with capacity 4096 have exactly
-as many. A run of one model fits ten minutes; lines of models and contexts that were not asked for stay in the
+as many. Records in eight bits, which are not exact, make lines of their own, beside the `full` of their kind.
+A run of one model fits ten minutes; lines of models, contexts and records that were not asked for stay in the
 result.
 """
 
@@ -137,16 +139,22 @@ def merged(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[st
     """`old` without what `new` measured again."""
 
     def case(line: dict[str, Any]) -> tuple[object, ...]:
-        return tuple(line[name] for name in ("model", "context", "mode", "capacity"))
+        own = tuple(line[name] for name in ("model", "context", "mode", "capacity"))
+        return *own, line.get("record_dtype", "auto")
 
     again = {case(line) for line in new}
     return [*(line for line in old if case(line) not in again), *new]
 
 
+def sum_name(model: str, context: int, record_dtype: str) -> str:
+    """Of what a context comes to."""
+    return f"{model}:{context}" + ("" if record_dtype == "auto" else f":{record_dtype}")
+
+
 def run(
-    name: str, contexts: list[int], modes: list[str], index_dtype: str
+    name: str, contexts: list[int], modes: list[str], dtypes: Mapping[str, str]
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """One model's lines, and what each context comes to."""
+    """One model's lines, and what each context comes to; `dtypes` are settings of index keys and records."""
     device, dtype = torch.device("cuda:0"), torch.bfloat16
     config, whole = slice_config(name), whole_config(name)
     spec = synthetic_spec(config)
@@ -157,7 +165,15 @@ def run(
     steps = MOST_LEVELS * (WARM_STEPS + STEPS) + 8
     for context in contexts:
         longest = -(-(context + steps) // 64) * 64
-        memory = SliceMemory.of(config, whole, total, longest, coded=index_dtype == "float8")
+        coded = {name: dtype == "float8" for name, dtype in dtypes.items()}
+        memory = SliceMemory.of(
+            config,
+            whole,
+            total,
+            longest,
+            coded=coded["index_dtype"],
+            records_coded=coded["record_dtype"],
+        )
         cases = cases_of(memory, modes, shares=bool(SHARING[name]))
         most = max((case.levels[0] for case in cases), default=0)
         print(f"{name} at {context}: {memory.kv_bytes / 1e9:.2f} GB of KV, {memory.full_rows} rows in full, "
@@ -171,17 +187,17 @@ def run(
                 rows=case.levels[0],
                 context=context,
                 longest=longest,
-                changes=settings_of(case, memory) | {"index_dtype": index_dtype},
+                changes={**settings_of(case, memory), **dtypes},
             )
             lines += measured(engine, case)
             del engine
             gc.collect()
             torch.cuda.empty_cache()
         for line in compared(lines):
-            line |= {"model": name, "context": context, "index_dtype": index_dtype}
+            line |= {"model": name, "context": context, **dtypes}
             print("  ".join(f"{key}={_short(value)}" for key, value in line.items()), flush=True)
             rows.append(line)
-        sums[f"{name}:{context}"] = summary(lines)
+        sums[sum_name(name, context, dtypes["record_dtype"])] = summary(lines)
     return rows, sums
 
 
@@ -196,18 +212,20 @@ def main() -> None:
     parser.add_argument("--contexts", default="32768,163840")
     parser.add_argument("--modes", default=",".join(SETTINGS))
     parser.add_argument("--index-dtype", default="float8", choices=("auto", "float8"))
+    parser.add_argument("--record-dtype", default="auto", choices=("auto", "float8"))
     wanted = parser.parse_args()
     contexts = [int(context) for context in wanted.contexts.split(",")]
     path = report.RESULTS / "glm_slice.json"
     known: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {"rows": [], "sums": {}}
     for name in wanted.models.split(","):
-        rows, sums = run(name, contexts, wanted.modes.split(","), wanted.index_dtype)
+        dtypes = {"index_dtype": wanted.index_dtype, "record_dtype": wanted.record_dtype}
+        rows, sums = run(name, contexts, wanted.modes.split(","), dtypes)
         known = {"rows": merged(known["rows"], rows), "sums": known["sums"] | sums}
         for (model, context), goal in GOALS.items():
-            found = known["sums"].get(f"{model}:{context}", {}).get("sync_over_full")
+            found = known["sums"].get(sum_name(model, context, "auto"), {}).get("sync_over_full")
             if model == name and found is not None:
                 print(f"{model}_{context}_over_full={found:.2f} goal={goal}")
-        note = "one GPU, which has the host link to itself; bf16 weights and records"
+        note = "one GPU, which has the host link to itself; bf16 weights, and records where lines say auto"
         report.write("glm_slice", {**report.gpu(), "note": note, **known})
         gc.collect()
         torch.cuda.empty_cache()

@@ -108,8 +108,8 @@ class StoreMetrics(Collector):
             ("pages_allocated", "Pages given to clients.", happened.allocated),
             ("pages_released", "Pages that became free, the ends of sessions included.", now.freed_pages),
             ("pages_evicted", "Cached pages that became free to make room.", now.evicted_pages),
-            ("pages_looked_up", "Pages whose hashes matches named.", happened.looked_up),
-            ("pages_matched", "Pages that matches found.", happened.matched),
+            ("pages_looked_up", "Pages whose hashes decoders' matches named.", happened.looked_up),
+            ("pages_matched", "Pages that these matches found.", happened.matched),
             ("pages_sealed", "Pages made immutable.", happened.sealed),
             ("pages_refused", "Pages that were wanted and not free.", happened.refused),
         ):
@@ -119,7 +119,7 @@ class StoreMetrics(Collector):
             ended.add_metric([reason.value], count)
         yield ended
         leases = CounterMetricFamily(
-            "hotset_store_lease_expirations", "Leases that ended unrenewed.", labels=["kind"]
+            "hotset_store_lease_expirations", "Leases of decoders that ended unrenewed.", labels=["kind"]
         )
         leases.add_metric([ClientKind.REMOTE.value], happened.ended[SessionEnd.LEASE])
         leases.add_metric([ClientKind.MAPPED.value], happened.mapped_leases)

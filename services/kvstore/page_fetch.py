@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ from services.kvstore.recency import Pages
 
 REQUEST_BYTES = 4 * 2**20
 """Of one answer, unless a page is longer."""
-_ASKING = 0.7  # of the time; nothing is asked for in the rest
+_BATCH_REQUESTS = 8  # two rounds of a requester's credits
 _REQUEST_PAGES = MAX_REQUEST_BYTES // 8 - 1
 
 
@@ -31,6 +31,7 @@ _REQUEST_PAGES = MAX_REQUEST_BYTES // 8 - 1
 class Face:
     """Where a peer answers, and as whom it knows us; equal faces may share a connection."""
 
+    peer: str  # its address for gRPC, the same in every life of it
     address: bytes
     credentials: Credentials
 
@@ -46,18 +47,24 @@ Connect = Callable[[Face, float], Requester]
 """(face, seconds) to a requester; raises TransportFault or SetupError."""
 
 
+def batch_pages(page_bytes: int) -> int:
+    """Pages to fetch by one call: enough to keep a lane busy, and few enough to hold open for that."""
+    return _BATCH_REQUESTS * _pages_of_request(page_bytes)
+
+
 class PageFetcher:
-    """Keeps one connection a face."""
+    """Keeps one connection a peer."""
 
     def __init__(self, connect: Connect) -> None:
         self._connect = connect
-        self._requesters: dict[bytes, tuple[Face, Requester]] = {}
+        self._requesters: dict[str, tuple[Face, Requester]] = {}
         self.lanes: tuple[str, ...] = ()  # of the connections there are; replaced, never changed
 
-    def fetch(self, face: Face, refs: PageRefs, into: PageBytes, pages: Pages, deadline: float) -> Fetched:
+    def fetch(
+        self, face: Face, refs: PageRefs, into: PageBytes, pages: Pages, last_start: float, deadline: float
+    ) -> Fetched:
         """Pull what `refs` name at the peer into `pages` here, which nobody reads or writes.
 
-        The last part of the time is for what is under way, so that a pull too long for it ends in good order.
         A connection that had lain idle may be stale: it is made anew once. Never raises a HotsetError.
 
         Args:
@@ -65,30 +72,43 @@ class PageFetcher:
             refs: as many as `pages`.
             into: this store's arena.
             pages: of this store, open and held for this.
-            deadline: monotonic, seconds.
+            last_start: monotonic, seconds; nothing is asked for from then on, so that all ends in good order.
+            deadline: likewise; of the answers.
         """
         if into.page_bytes > MAX_REPLY_BYTES:
             return Fetched(0, TransportFault(Fault.LENGTH, f"a page of {into.page_bytes} bytes is too long"))
         for again in (False, True):
-            used = face.address in self._requesters
-            fetched = self._try(face, refs, into, pages, deadline)
+            used = face.peer in self._requesters
+            fetched = self._try(face, refs, into, pages, last_start, deadline)
             if fetched.error is None or fetched.pages or not used or again:
                 break
         return fetched
 
     def close(self) -> None:
         """Let go of every connection."""
-        for address in list(self._requesters):
-            self._drop(address)
+        self.keep(())
 
-    def _try(self, face: Face, refs: PageRefs, into: PageBytes, pages: Pages, deadline: float) -> Fetched:
+    def keep(self, peers: Collection[str]) -> None:
+        """Let go of the connections to all but these peers."""
+        for peer in self._requesters.keys() - peers:
+            self.drop(peer)
+
+    def drop(self, peer: str) -> None:
+        """Let go of the connection to a peer, if there is one."""
+        kept = self._requesters.pop(peer, None)
+        if kept is not None:
+            kept[1].close()
+            self._note_lanes()
+
+    def _try(
+        self, face: Face, refs: PageRefs, into: PageBytes, pages: Pages, last_start: float, deadline: float
+    ) -> Fetched:
         count = 0
         try:
             requester = self._requester(face, deadline)
-            at_once = min(_REQUEST_PAGES, max(1, REQUEST_BYTES // into.page_bytes))
+            at_once = _pages_of_request(into.page_bytes)
             starts = deque(range(0, len(refs), at_once))
             under_way: deque[tuple[int, int, Ticket]] = deque()
-            last_start = time.monotonic() + _ASKING * (deadline - time.monotonic())
             while starts or under_way:
                 if time.monotonic() > last_start:
                     starts.clear()
@@ -107,25 +127,23 @@ class PageFetcher:
                     into.unpack(pages[start:end], packed)
                 count = end
         except HotsetError as error:
-            self._drop(face.address)  # whatever else was under way is of no use any more
+            self.drop(face.peer)  # whatever else was under way is of no use any more
             return Fetched(count, error)
         return Fetched(count, None)
 
     def _requester(self, face: Face, deadline: float) -> Requester:
-        kept = self._requesters.get(face.address)
+        kept = self._requesters.get(face.peer)
         if kept is not None and kept[0] == face:
             return kept[1]
-        self._drop(face.address)
+        self.drop(face.peer)
         requester = self._connect(face, deadline - time.monotonic())
-        self._requesters[face.address] = (face, requester)
+        self._requesters[face.peer] = (face, requester)
         self._note_lanes()
         return requester
 
-    def _drop(self, address: bytes) -> None:
-        kept = self._requesters.pop(address, None)
-        if kept is not None:
-            kept[1].close()
-            self._note_lanes()
-
     def _note_lanes(self) -> None:
         self.lanes = tuple(sorted({lane for _, made in self._requesters.values() for lane in made.lanes}))
+
+
+def _pages_of_request(page_bytes: int) -> int:
+    return min(_REQUEST_PAGES, max(1, REQUEST_BYTES // page_bytes))

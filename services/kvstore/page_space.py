@@ -78,13 +78,16 @@ class PageSpace:
         """Mapped clients of an earlier life that live and have not attached again."""
         return self._recovery.living if self._recovery else 0
 
-    def table_for(self, header: FileHeader, *, claims: bool, attached: int) -> PageTable:
+    def table_for(
+        self, header: FileHeader, *, claims: bool, attached: set[int], leaving: set[int]
+    ) -> PageTable:
         """The table of an arena laid out as `header` says; laid out anew if nobody needs the old layout.
 
         Args:
             header: planes, page size and model of a client that attaches.
             claims: it says that it holds pages already.
-            attached: clients that are attached.
+            attached: session numbers of the attached clients.
+            leaving: those of them whose sessions end with this attach; so do their holds on pages.
 
         Raises:
             StaleReference: its pages are of another layout.
@@ -98,16 +101,18 @@ class PageSpace:
                 "the arena is not laid out as it was when this client's pages were allocated; "
                 "attach with a new token and compute them again"
             )
-        if attached or self.counts.held or self.unclaimed:
+        held = self._table is not None and not leaving.issuperset(self._table.holders())
+        if attached - leaving or held or self.unclaimed:
             raise StateConflict(
                 "the arena is laid out for other planes, page size or model; "
-                f"{attached} clients are attached, {self.unclaimed} have yet to come back and "
+                f"{len(attached - leaving)} clients are attached, {self.unclaimed} have yet to come back and "
                 f"{self.counts.held} pages are held; "
                 "stop those clients first, or start another kvstore"
             )
         layout = self._arena.lay_out(header)
-        # With the old layout its cached pages are gone; nobody held them.
-        self._freed_before, self._evicted_before = self.freed + self.counts.cached, self.evicted
+        # With the old layout its pages are gone; nobody who stays held one.
+        self._freed_before = self.freed + self.counts.cached + self.counts.held
+        self._evicted_before = self.evicted
         self._table = PageTable(self._arena.page_headers(), PrefixIndex(self._news))
         self._recovery = None
         _log.info(

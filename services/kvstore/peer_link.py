@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections.abc import Callable, Sequence
 
 from hotset.v1 import kvstore_pb2 as pb
@@ -41,7 +42,7 @@ class PeerLink:
         self._releasing = asyncio.Lock()
 
     async def known(self, header: FileHeader, page_hashes: Sequence[bytes], seconds: float) -> int:
-        """How long a prefix of a chain the peer says it has; a hint, for nothing is pinned.
+        """How long a prefix of a chain the peer says it has, within `seconds`; a hint, for nothing is pinned.
 
         Raises:
             As `match`.
@@ -49,7 +50,7 @@ class PeerLink:
         return (await self._asked(header, page_hashes, seconds, count_only=True)).known_pages
 
     async def match(self, header: FileHeader, page_hashes: Sequence[bytes], seconds: float) -> PageRefs:
-        """Pin the longest prefix of a chain that the peer has; the references are its own.
+        """Pin the longest prefix of a chain that the peer has, within `seconds`; the references are its own.
 
         Raises:
             StateConflict: its arena is laid out for something else. HotsetError: it is out of reach.
@@ -66,14 +67,14 @@ class PeerLink:
         session = self._session
         credentials = Credentials(session.session_id, session.epoch, session.data_key)
         if transport == "mapped":
-            return Face(session.arena_path.encode(), credentials)
+            return Face(self.address, session.arena_path.encode(), credentials)
         offered = {face.transport: face.address for face in session.data_faces}
         if transport not in offered:
             raise StateConflict(
                 f"the peer {self.address} offers {', '.join(offered) or 'no data plane'}, not {transport}; "
                 "start both with the same --data-transport"
             )
-        return Face(offered[transport], credentials)
+        return Face(self.address, offered[transport], credentials)
 
     async def release(self, refs: PageRefs, seconds: float) -> None:
         """Let go of pages; where that fails the session is given up, and its lease does it.
@@ -112,8 +113,9 @@ class PeerLink:
     async def _asked(
         self, header: FileHeader, page_hashes: Sequence[bytes], seconds: float, *, count_only: bool = False
     ) -> pb.MatchReply:
+        deadline = time.monotonic() + seconds  # of all calls together
         for again in (False, True):
-            session = await self._attached(header, seconds)
+            session = await self._attached(header, _left(deadline))
             try:
                 return await answer_of(
                     self._store.Match(
@@ -124,7 +126,7 @@ class PeerLink:
                             local_only=True,
                             count_only=count_only,
                         ),
-                        timeout=seconds,
+                        timeout=_left(deadline),
                         metadata=self._said,
                     )
                 )
@@ -154,6 +156,11 @@ class PeerLink:
         )
         self._header, self._sequence = header, 0
         return self._session
+
+
+def _left(deadline: float) -> float:
+    """Seconds; gRPC wants some."""
+    return max(0.001, deadline - time.monotonic())
 
 
 Dial = Callable[[str], PeerLink]

@@ -27,6 +27,11 @@ class PeerLinks:
     def __len__(self) -> int:
         return len(self._links)
 
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Of the stores that may be asked."""
+        return tuple(self._links)
+
     def awake(self) -> list[PeerLink]:
         """Those that may be asked now, the named ones first."""
         now = time.monotonic()

@@ -4,6 +4,7 @@ Knows the store's parts, links to peers and a fetcher. A peer's word on what it 
 what counts is what arrives, compared, in the generation that the peer pinned. Pages on their way are
 THE_PULLER's, open and found by no hash; those that have arrived whole are sealed and cached, as if computed
 here. What a fault leaves half done is freed, and the next match goes on behind the pages that had arrived.
+Room is made as they come, a batch at a time: a slow peer costs this store's own cache no more than it gives.
 
 One pull at a time: a second one for the same prompt finds the pages of the first.
 """
@@ -13,14 +14,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar, TypeVarTuple
 
 from services.contract.errors import HotsetError
 from services.kvstore.asked import Asked
 from services.kvstore.page_bytes import PageBytes
-from services.kvstore.page_fetch import Fetched, PageFetcher
+from services.kvstore.page_fetch import PageFetcher, batch_pages
 from services.kvstore.page_refs import PageRef, PageRefs
 from services.kvstore.pages import THE_PULLER, PageTable
 from services.kvstore.peer_link import PeerLink
@@ -29,9 +31,12 @@ from services.kvstore.seals import NO_SEALS, Seal, Seals
 from services.kvstore.store_parts import StoreParts
 
 _log = logging.getLogger(__name__)
+_ASKING = 0.7  # of the time; no page is asked for in the rest, which is for those under way
 _RANKING = 0.3  # of the time, for asking several peers how much they have
 _RELEASE_SECONDS = 2.0
 _NOTHING = PageRefs.of(())
+_T = TypeVar("_T")
+_Ts = TypeVarTuple("_Ts")
 
 
 @dataclass(slots=True)
@@ -77,6 +82,7 @@ class Peers:
         """Ask the stores at these addresses from the next pull on, beside those that the settings name."""
         async with self._turn:
             await self._links.follow(addresses)
+            await self._in_thread(self._fetcher.keep, self._links.addresses)
 
     @property
     def count(self) -> int:
@@ -86,7 +92,7 @@ class Peers:
     async def close(self) -> None:
         """Wait for what is under way, which its deadline bounds, and hang up."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._fetcher.close)
+        await self._in_thread(self._fetcher.close)
         self._thread.shutdown()
         await self._links.close()
 
@@ -152,10 +158,10 @@ class Peers:
             wanted = page_hashes[len(before) :]
             theirs = await link.match(arena.header, wanted, max(0.001, deadline - time.monotonic()))
             error: HotsetError | None = None
-            if len(theirs):
-                error = await self._bring(link, table, before, wanted, theirs, deadline)
-            else:
+            if not len(theirs):
                 self.counters.empty += 1
+            elif self._parts.space.table is table:  # else it was laid out for another model meanwhile
+                error = await self._bring(link, table, before, wanted, theirs, deadline)
         except HotsetError as raised:
             error = raised
         finally:
@@ -176,6 +182,7 @@ class Peers:
         """Count it, tell it, and leave the peer alone for a while."""
         self.counters.failures += 1
         self._links.rest(link)
+        self._thread.submit(self._fetcher.drop, link.address)
         _log.warning("pull_failed peer=%s error=%s", link.address, error)
 
     def _go(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
@@ -183,6 +190,10 @@ class Peers:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+    async def _in_thread(self, work: Callable[[*_Ts], _T], *arguments: *_Ts) -> _T:
+        """Have the thread do something, to which connections belong."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
 
     async def _bring(
         self,
@@ -193,24 +204,31 @@ class Peers:
         theirs: PageRefs,
         deadline: float,
     ) -> HotsetError | None:
-        """Fetch what there is room for and seal what arrives."""
-        room = table.counts.free + table.counts.cached
-        theirs = PageRefs(theirs.pages[:room], theirs.generations[:room])
-        ours = table.update(THE_PULLER, _NOTHING, NO_SEALS, len(theirs))
+        """Fetch what there is room for, batch by batch, and seal what arrives."""
         layout = self._parts.arena.layout
-        if ours is None or layout is None or not len(ours):
-            return None
+        assert layout is not None, "a table has a layout"
         face = link.face(self._transport)
         into = PageBytes(self._parts.arena.buffer, layout)
-        loop = asyncio.get_running_loop()
-        fetched: Fetched = await loop.run_in_executor(
-            self._thread, self._fetcher.fetch, face, theirs, into, ours.pages, deadline
-        )
-        chain: list[PageRef | None] = [list(before)[-1] if len(before) else None, *ours]
-        seals = [
-            Seal(page, page_hashes[at], chain[at]) for at, page in enumerate(list(ours)[: fetched.pages])
-        ]
-        table.update(THE_PULLER, _NOTHING, Seals.of(seals), 0)
-        self.counters.pages += fetched.pages
-        _log.info("pulled peer=%s pages=%d of=%d", link.address, fetched.pages, len(theirs))
-        return fetched.error
+        last_start = time.monotonic() + _ASKING * (deadline - time.monotonic())
+        parent: PageRef | None = list(before)[-1] if len(before) else None
+        done, error = 0, None
+        while done < len(theirs) and time.monotonic() < last_start:
+            room = min(batch_pages(layout.page_bytes), table.counts.free + table.counts.cached)
+            part = PageRefs(theirs.pages[done : done + room], theirs.generations[done : done + room])
+            ours = table.update(THE_PULLER, _NOTHING, NO_SEALS, len(part))
+            if ours is None or not len(ours):
+                break
+            fetched = await self._in_thread(
+                self._fetcher.fetch, face, part, into, ours.pages, last_start, deadline
+            )
+            seals = []
+            for page in list(ours)[: fetched.pages]:
+                seals.append(Seal(page, page_hashes[done], parent))
+                parent, done = page, done + 1
+            table.update(THE_PULLER, _NOTHING, Seals.of(seals), 0)
+            self.counters.pages += fetched.pages
+            error = fetched.error
+            if fetched.pages < len(ours):
+                break
+        _log.info("pulled peer=%s pages=%d of=%d", link.address, done, len(theirs))
+        return error

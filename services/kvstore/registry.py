@@ -40,6 +40,12 @@ def reachable(listening: str) -> str:
         raise SetupError(
             f"others cannot reach this store at {listening}; say with --advertise host:port where they can"
         )
+    if host in ("localhost", "::1") or host.startswith("127."):
+        _log.warning(
+            "advertises_loopback address=%s: stores on other machines cannot reach it there, or take it "
+            "for their own; say with --advertise host:port where they can",
+            listening,
+        )
     return listening
 
 
@@ -151,8 +157,8 @@ class Registry:
         )
         others = sorted({entry.value.decode(errors="replace") for entry in found.kvs} - {self._address})
         if others != self._others:
-            self._others = others
             await self._notice(others)
+            self._others = others  # only now: a notice that is cut off is given again
         return found.header.revision
 
     async def _renew(self, leases: rpc.LeaseAsyncStub, granted: pb.LeaseGrantResponse) -> None:

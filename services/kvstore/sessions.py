@@ -23,8 +23,9 @@ class SessionEnd(Enum):
 
     DETACHED = "detached"
     LEASE = "lease"  # a remote client was silent for too long
+    IDLE = "idle"  # so was a reader, which says nothing between two pulls and comes again for the next
     GONE = "gone"  # a mapped client's process is gone
-    REPLACED = "replaced"  # the same remote client came back with another token
+    REPLACED = "replaced"  # the same remote client came with another token; or a reader's layout is gone
 
 
 @dataclass(slots=True)
@@ -44,6 +45,11 @@ class Session:
     data_key: bytes = field(
         default_factory=lambda: secrets.token_bytes(16)
     )  # of this epoch's requests for bytes
+
+    @property
+    def lapse(self) -> SessionEnd:
+        """Why it is over when its lease is; of a remote client."""
+        return SessionEnd.IDLE if self.reads_only else SessionEnd.LEASE
 
 
 def session_id_of(token: str) -> int:
@@ -83,9 +89,28 @@ class Sessions:
         """The session with this number."""
         return self._by_id.get(session_id)
 
-    def named(self, client_name: str) -> Session | None:
-        """The session of this client."""
-        return next((s for s in self._by_id.values() if s.client_name == client_name), None)
+    def in_the_way(self, order: AttachOrder, *, anew: bool) -> list[Session]:
+        """Sessions that end if `order` is served: an older one of its client, readers of a layout that goes.
+
+        Args:
+            order: of a client that attaches.
+            anew: the arena has to be laid out for it.
+
+        Raises:
+            StateConflict: the older one maps the arena, and its process lives.
+        """
+        session_id = session_id_of(order.token)
+        found = []
+        for session in self._by_id.values():
+            older = session.client_name == order.client_name and session.session_id != session_id
+            if older and session.kind is ClientKind.MAPPED:
+                raise StateConflict(
+                    f"client {order.client_name} is attached already and its process lives; "
+                    "stop it first, or give this one another name"
+                )
+            if older or (anew and session.reads_only):
+                found.append(session)
+        return found
 
     def open(self, client_name: str, kind: ClientKind, token: str, epoch: int) -> Session:
         """Open the session that `token` stands for, or start a new epoch of it."""
@@ -143,7 +168,7 @@ class Sessions:
             if session.kind is ClientKind.MAPPED and self._locks.reap(session.token):
                 over.append((session, SessionEnd.GONE))
             elif now >= session.deadline and session.kind is ClientKind.REMOTE:
-                over.append((session, SessionEnd.LEASE))
+                over.append((session, session.lapse))
             elif now >= session.deadline and not session.expired:
                 session.expired = True
                 silent.append(session)

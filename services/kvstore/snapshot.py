@@ -22,8 +22,8 @@ class StoreCounters:
     allocated: int = 0  # pages
     sealed: int = 0  # pages
     refused: int = 0  # pages wanted and not there
-    looked_up: int = 0  # hashes that matches named
-    matched: int = 0  # pages that matches found
+    looked_up: int = 0  # hashes that decoders' matches named
+    matched: int = 0  # pages that these found
 
 
 @dataclass(frozen=True, slots=True)

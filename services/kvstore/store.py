@@ -102,11 +102,18 @@ class Store:
                 f"nobody holds the lock sessions/{order.token}.lock beside the arena; lock it, then attach"
             )
         self._sessions.check_identity(order)
-        self._make_way(order.client_name, session_id)
+        leaving = self._sessions.in_the_way(order, anew=self._arena.header != order.header)
         if order.reads_only:
             self._space.check_layout(order.header)
-        table = self._space.table_for(order.header, claims=len(order.held) > 0, attached=len(self._sessions))
+        table = self._space.table_for(
+            order.header,
+            claims=len(order.held) > 0,
+            attached=self._sessions.numbers(),
+            leaving={session.session_id for session in leaving},
+        )
         sealed = table.adopt(session_id, order.held)
+        for session in leaving:  # only now: an attach that is refused changes nothing
+            self._end(session, SessionEnd.REPLACED)
         self._space.claim(session_id)
         session = self._sessions.open(order.client_name, order.kind, order.token, self._arena.next_epoch())
         session.reads_only = order.reads_only
@@ -171,11 +178,12 @@ class Store:
             NotFound, StaleReference: the session is over, or of another epoch.
             InvalidRequest: one of the hashes is none, or stands there twice.
         """
-        self._speaking(session_id, epoch)
+        session = self._speaking(session_id, epoch)
         check_chain(page_hashes)
         pages = self._space.table.match(session_id, page_hashes)
-        self._counters.looked_up += len(page_hashes)
-        self._counters.matched += len(pages)
+        if not session.reads_only:  # else the miss is another store's, and counted there
+            self._counters.looked_up += len(page_hashes)
+            self._counters.matched += len(pages)
         return pages
 
     def known(self, session_id: int, epoch: int, page_hashes: Sequence[bytes]) -> int:
@@ -265,22 +273,10 @@ class Store:
     def _speaking(self, session_id: int, epoch: int) -> Session:
         session = self._sessions.get(session_id)
         if session is not None and session.kind is ClientKind.REMOTE and self._clock() >= session.deadline:
-            self._end(session, SessionEnd.LEASE)
+            self._end(session, session.lapse)
         session = self._sessions.authorise(session_id, epoch)
         self._sessions.renew(session)
         return session
-
-    def _make_way(self, client_name: str, session_id: int) -> None:
-        """End an older session of the same client, if that is safe."""
-        older = self._sessions.named(client_name)
-        if older is None or older.session_id == session_id:
-            return
-        if older.kind is ClientKind.MAPPED:
-            raise StateConflict(
-                f"client {client_name} is attached already and its process lives; "
-                "stop it first, or give this one another name"
-            )
-        self._end(older, SessionEnd.REPLACED)
 
     def _end(self, session: Session, reason: SessionEnd) -> int:
         self._sessions.remove(session)

@@ -10,8 +10,10 @@ import torch
 
 from services.contract.errors import SetupError
 from services.decoder.attention.selection_file import read_frames
+from services.decoder.engine.memory_plan import MemoryPlan
 from services.decoder.engine.sequence import Sampling, Sequence
 from services.decoder.kernels.counter import Counter
+from services.decoder.kernels.gpu.block_kernels import GpuBlockKernels
 from services.decoder.models.spec import ModelSpec
 from services.decoder.settings import DecoderSettings
 from tests.decoder import checkpoints
@@ -138,12 +140,13 @@ def test_others_do_not_choose_so(tmp_path: Path) -> None:
             settings_for(settings, ModelSpec.read(path))
 
 
-def test_a_gpu_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from services.decoder.engine import model_settings
-
-    monkeypatch.setattr(model_settings, "resolve_device", lambda name: torch.device("cuda:0"))
-    with pytest.raises(SetupError, match="served on a CPU only so far"):
-        engine_of(path)
+def test_a_gpu_plans_the_room_for_scores(path: Path) -> None:
+    plan = engine_of(path).plan
+    cuda, cpu = torch.device("cuda:0"), torch.device("cpu")
+    planned = MemoryPlan.derive(plan.settings, ModelSpec.read(path), plan.shape, plan.layout, 0, cuda)
+    kernels = GpuBlockKernels(plan.settings.max_rows, plan.max_blocks, plan.shape.groups, cpu)
+    assert planned.score_bytes == kernels._scores.nbytes > 0
+    assert plan.score_bytes == 0
 
 
 MISFITS: Mapping[str, tuple[str, Mapping[str, object], str]] = {

@@ -14,9 +14,10 @@ from benchmarks.glm_shapes import (
     slice_config,
     whole_config,
 )
-from benchmarks.glm_slice import FIXED, cases_of, compared, measured, merged, settings_of, summary
+from benchmarks.glm_slice import FIXED, cases_of, compared, measured, merged, settings_of, sum_name, summary
 from benchmarks.selection_trace import choices
 from benchmarks.synthetic import synthetic_spec
+from services.decoder.kernels.index_code import decode_keys
 from services.decoder.models.causal_lm import CausalLM
 from services.decoder.models.weights import random_weights
 
@@ -86,6 +87,12 @@ def test_capacities_are_those_of_the_deployment() -> None:
     assert memory.tiered_rows(FIXED) == int(5.1598e9 / (33_640 * 3_120 + 4096 * 13_920)) == 31
     coded = SliceMemory.of(slice_config("glm-5.1"), whole_config("glm-5.1"), H200_BYTES, 33_640, coded=True)
     assert (coded.index_bytes, coded.tiered_rows(FIXED)) == (12 * 144, 44)
+    eight_bits = SliceMemory.of(
+        slice_config("glm-5.1"), whole_config("glm-5.1"), H200_BYTES, 33_640, coded=True, records_coded=True
+    )
+    assert (eight_bits.record_bytes, eight_bits.slot_bytes) == (12 * 656, 12 * 664)
+    assert eight_bits.full_rows == int(5.1598e9 / (33_640 * 12 * (656 + 144))) == 15
+    assert eight_bits.tiered_rows(FIXED) == int(5.1598e9 / (33_640 * 1_776 + 4096 * 12 * 664)) == 55
     shared = SliceMemory.of(slice_config("glm-5.2"), whole_config("glm-5.2"), H200_BYTES, 33_640)
     assert shared.index_bytes * 4 == memory.index_bytes
     assert list(whole_config("glm-5.2").indexer_types).count("full") == 21
@@ -120,6 +127,35 @@ def test_a_row_takes_what_was_counted(model: CausalLM, mode: str) -> None:
     tables = plan.table_bytes - 3 * 40 * (memory.slot_bytes - memory.record_bytes)
     small = 4 * 3 * 2 * plan.max_pages + 4 * 3 * (plan.hot_classes[0].most + 1)
     assert tables - small == 3 * LONGEST * memory.table_bytes
+
+
+@pytest.mark.parametrize("mode", ["full", "tiered"])
+def test_a_row_in_eight_bits_takes_what_was_counted(mode: str) -> None:
+    """Records and index keys; no key that was made up is none."""
+    tiny = {**TINY, "kv_lora_rank": 128}
+    config = slice_config("glm-5.2", **tiny)
+    spec = synthetic_spec(config)
+    model = CausalLM(spec, torch.float32, CPU, model=random_weights(spec, torch.float32, CPU, 0))
+    whole = whole_config("glm-5.2")
+    memory = SliceMemory.of(config, whole, H200_BYTES, LONGEST, coded=True, records_coded=True)
+    trace = Trace(choices(3, CONTEXT, TOP_K - 1, LONGEST - CONTEXT, CPU), CONTEXT)
+    changes: dict[str, object] = {"kv_mode": mode, "index_dtype": "float8", "record_dtype": "float8"}
+    if mode == "tiered":
+        changes |= {"hot_tokens": 40, "hot_bytes": 3 * 40 * memory.slot_bytes}
+    engine = engine_in_mid_answer(
+        model, trace, rows=3, context=CONTEXT, longest=LONGEST, changes=changes, device="cpu"
+    )
+    plan, index = engine.plan, engine.runner.index
+    assert plan.index_bytes == 3 * LONGEST * memory.index_bytes
+    assert memory.record_bytes == 4 * 176
+    tokens = 3 * LONGEST if mode == "full" else 3 * 40
+    assert plan.resident_bytes + plan.hot_bytes == tokens * memory.record_bytes
+    assert index is not None
+    keys = decode_keys(index.pool.view(-1, 32 + 16))
+    assert bool(keys.isfinite().all())
+    assert 0.9 < float(keys.std()) < 1.1
+    engine.step()
+    assert all(len(sequence.generated) > 1 for sequence in engine.scheduler.running)
 
 
 @pytest.mark.parametrize("mode", ["full", "sync", "prefetch", "hits_first"])
@@ -166,6 +202,12 @@ def test_a_part_of_a_run_leaves_the_others_lines() -> None:
 
     kept = merged([line("a", "full", 1), line("a", "sync", 2), line("b", "full", 3)], [line("a", "full", 4)])
     assert kept == [line("a", "sync", 2), line("b", "full", 3), line("a", "full", 4)]
+    exact = [line("a", "full", 1), line("a", "full", 2) | {"record_dtype": "auto"}]
+    coded = line("a", "full", 3) | {"record_dtype": "float8"}
+    assert merged(exact[:1], [coded]) == [exact[0], coded], "records in eight bits are lines of their own"
+    assert merged([exact[0], coded], [exact[1]]) == [coded, exact[1]]
+    assert sum_name("a", 32, "auto") == "a:32"
+    assert sum_name("a", 32, "float8") == "a:32:float8"
 
 
 def test_the_trace_changes_as_fast_as_published() -> None:

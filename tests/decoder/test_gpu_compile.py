@@ -8,10 +8,12 @@ import pytest
 import torch
 
 from services.contract.errors import SetupError
+from services.decoder.kernels.gpu.add_entry import AddEntryShape
 from services.decoder.kernels.gpu.append import AppendShape
 from services.decoder.kernels.gpu.append_entry import AppendEntryShape
 from services.decoder.kernels.gpu.attend import AttendShape
 from services.decoder.kernels.gpu.attend_latent import AttendLatentShape, PlainLatentShape
+from services.decoder.kernels.gpu.code_records import CodeRecordsShape
 from services.decoder.kernels.gpu.compile import compile_kernel
 from services.decoder.kernels.gpu.fill_bounds import FillBoundsShape
 from services.decoder.kernels.gpu.gather_pages import GatherPagesShape
@@ -24,6 +26,7 @@ from services.decoder.kernels.gpu.replay import ReplayShape
 from services.decoder.kernels.gpu.resolve import ResolveShape
 from services.decoder.kernels.gpu.rope import RopeShape
 from services.decoder.kernels.gpu.sample import SampleShape
+from services.decoder.kernels.gpu.score_blocks import ScoreBlocksShape
 from services.decoder.kernels.gpu.score_tokens import ScoreShape
 from services.decoder.kernels.gpu.select import SelectShape
 from services.decoder.kernels.gpu.swiglu import SwigluShape
@@ -89,6 +92,18 @@ def test_what_models_with_an_indexer_launch_compiles(arch: str, dtype: torch.dty
     assert compile_kernel("write_run", pages.defines, arch)[:4] == b"\x7fELF"
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("arch", CLUSTERS)
+def test_what_models_that_choose_blocks_launch_compiles(arch: str, dtype: torch.dtype) -> None:
+    score = ScoreBlocksShape(4, 128, block_tokens=128, blocks_per_page=1, top_k=16, dtype=dtype)
+    assert compile_kernel("score_blocks", score.defines, arch)[:4] == b"\x7fELF"
+    add = AddEntryShape(2 * 4 * 128, entry_tokens=16, page_tokens=64, dtype=dtype)
+    assert compile_kernel("add_entry", add.defines, arch)[:4] == b"\x7fELF"
+    for group_size, block_tokens, window in ((16, 128, 0), (4, 64, 512)):
+        shape = AttendShape(128, group_size, block_tokens, dtype, window=window)
+        assert compile_kernel(shape.source, shape.defines, arch)[:4] == b"\x7fELF"
+
+
 @pytest.mark.parametrize(("latent", "heads"), [(512, 64), (128, 4)])
 @pytest.mark.parametrize("arch", CLUSTERS)
 def test_prefills_attend_latent_compiles(arch: str, latent: int, heads: int) -> None:
@@ -103,6 +118,25 @@ def test_attend_latent_compiles(arch: str, heads: int) -> None:
     for cluster in CLUSTERS[arch]:
         shape = AttendLatentShape.fitting(512, 64, heads, 1, torch.bfloat16, cluster)
         assert compile_kernel("attend_latent", shape.defines, arch)[:4] == b"\x7fELF"
+
+
+@pytest.mark.parametrize("arch", CLUSTERS)
+def test_what_reads_and_writes_records_in_eight_bits_compiles(arch: str) -> None:
+    cluster = max(CLUSTERS[arch])
+    for heads, dtype in ((16, torch.bfloat16), (32, torch.float16), (128, torch.bfloat16)):
+        shape = AttendLatentShape.fitting(512, 64, heads, 1, dtype, cluster, coded=True)
+        assert shape.shared_bytes <= 227 * 1024
+        assert compile_kernel("attend_latent", shape.defines, arch)[:4] == b"\x7fELF"
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        coding = CodeRecordsShape(512, 64, dtype)
+        assert compile_kernel("code_records", coding.defines, arch)[:4] == b"\x7fELF"
+    plain = PlainLatentShape(128, 16, 1, torch.float32, 512, coded=True)
+    assert compile_kernel("attend_latent_plain", plain.defines, arch)[:4] == b"\x7fELF"
+    append = AppendShape(656, 1, 1, 1, 64, torch.uint8, sides=1)
+    assert compile_kernel("append", append.defines, arch)[:4] == b"\x7fELF"
+    resolve = ResolveShape(656, 2048, 256, 16, cluster)
+    assert compile_kernel("resolve", resolve.defines, arch)[:4] == b"\x7fELF"
+    assert compile_kernel("replay", ReplayShape(656).defines, arch)[:4] == b"\x7fELF"
 
 
 @pytest.mark.parametrize("arch", CLUSTERS)

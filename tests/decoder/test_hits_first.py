@@ -19,6 +19,7 @@ from services.decoder.kernels.attend_latent import attend_latent
 from services.decoder.kernels.attend_part import merge_parts
 from services.decoder.kernels.counter import Counter
 from services.decoder.kernels.latent_twins import LatentTwins
+from services.decoder.kernels.record_code import code_records
 from services.decoder.kernels.replay import fetches, plan_of, replay
 from services.decoder.kernels.resolve import resolve
 from services.decoder.kernels.step_kernels import LayerStore, MissPlan
@@ -65,16 +66,14 @@ def halves(pool: Tensor, slots: Tensor, selected: Tensor, name: str) -> tuple[Te
     return before, selected.masked_fill(~is_hit, -1), selected.masked_fill(is_hit, -1)
 
 
-@pytest.mark.parametrize("first", [None, 9], ids=["all", "a window"])
 @pytest.mark.parametrize("name", HITS)
-def test_two_halves_are_the_attention_over_blocks(name: str, first: int | None) -> None:
+def test_two_halves_are_the_attention_over_blocks(name: str) -> None:
     pool, slots, selected, length = chosen(6, (2, 2, 8))
     query = torch.randn(ROWS, 6, 8, generator=torch.Generator().manual_seed(1))
-    start = None if first is None else length - first
     before, hits, misses = halves(pool, slots, selected, name)
-    part = attend_half(query, before, slots, hits, length, 0.4, start)
-    whole = merge_parts(part, attend_half(query, pool, slots, misses, length, 0.4, start), torch.float32)
-    expected = attend_slots(query, pool.nan_to_num(), slots, selected, length, 0.4, start)
+    part = attend_half(query, before, slots, hits, length, 0.4)
+    whole = merge_parts(part, attend_half(query, pool, slots, misses, length, 0.4), torch.float32)
+    expected = attend_slots(query, pool.nan_to_num(), slots, selected, length, 0.4)
     torch.testing.assert_close(whole.out, expected, atol=1e-6, rtol=1e-5)
     nobody = [row for row in range(ROWS) if not bool((hits[row] >= 0).any())]
     assert not part.out[nobody].any()
@@ -89,6 +88,17 @@ def test_two_halves_are_the_attention_over_latent_records(name: str) -> None:
     whole = merge_parts(part, attend_latent_half(query, pool, slots, misses, length, 0.4, 8), torch.float32)
     expected = attend_latent(query, pool.nan_to_num(), slots, selected, length, 0.4, 8)
     torch.testing.assert_close(whole.out, expected, atol=1e-6, rtol=1e-5)
+
+
+def test_two_halves_are_the_attention_over_records_in_eight_bits() -> None:
+    latent, roped = 128, 16
+    pool, slots, selected, length = chosen(3, (latent + roped,))
+    query = torch.randn(ROWS, 3, latent + roped, generator=torch.Generator().manual_seed(1))
+    coded = code_records(pool.nan_to_num().flatten(0, 1), latent).view(30, BLOCK, -1)
+    _, hits, misses = halves(pool, slots, selected, "mixed")
+    both = [attend_latent_half(query, coded, slots, half, length, 0.1, latent) for half in (hits, misses)]
+    expected = attend_latent(query, coded, slots, selected, length, 0.1, latent)
+    torch.testing.assert_close(merge_parts(*both, torch.float32).out, expected, atol=1e-6, rtol=1e-5)
 
 
 def test_what_is_resident_and_what_is_fetched_make_up_the_selection() -> None:
@@ -231,7 +241,7 @@ def test_off_it_is_not_there(made: Make, late: Late, monkeypatch: pytest.MonkeyP
 
     for owner, name in ((Twins, "attend_half"), (LatentTwins, "attend_half"), (Twins, "merge_parts")):
         monkeypatch.setattr(owner, name, never)
-    for place in ("block_heart.attend_half", "heart.attend_halves", "latent_heart.attend_halves"):
+    for place in ("heart.attend_halves", "latent_heart.attend_halves"):
         monkeypatch.setattr(f"services.decoder.attention.{place}", never)
     engine = made(prefetch=False, max_step_tokens=512, window_tokens=1024)
     settled(engine, (40, 30, 50))

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 import torch
+from pydantic import ValidationError
 from transformers import AutoConfig
 
 from services.contract.errors import SetupError
 from services.contract.layout import ArenaLayout
+from services.decoder.engine.assembly import page_hasher
 from services.decoder.engine.memory_plan import MemoryPlan, kv_fingerprint, kv_planes, kv_shape
 from services.decoder.engine.model_settings import settings_for
 from services.decoder.engine.offline import OfflineEngine
+from services.decoder.engine.sequence import Sampling, Sequence
 from services.decoder.kv.tiered import Tiered
 from services.decoder.models.latent_spec import LatentSpec
 from services.decoder.models.spec import ModelSpec
@@ -62,6 +66,19 @@ def test_what_the_model_does_not_do_is_refused(path: Path, name: str) -> None:
         settings_for(settings(path, **changes), ModelSpec.read(path))
 
 
+def test_records_in_eight_bits_need_latent_ones_in_whole_tiles(path: Path, tmp_path: Path) -> None:
+    with pytest.raises(SetupError, match=r"codes 128 latent numbers .* have 32; leave it"):
+        settings_for(settings(path, record_dtype="float8"), ModelSpec.read(path))
+    for model_type in ("llama", "minimax_m3_vl_text"):
+        spec = ModelSpec.read(checkpoints.save(tmp_path / model_type, model_type))
+        expected = f"--record-dtype float8: a {model_type} model keeps keys and values, not latent records"
+        with pytest.raises(SetupError, match=expected):
+            settings_for(settings(tmp_path, record_dtype="float8"), spec)
+        settings_for(settings(tmp_path, record_dtype="auto"), spec)
+    with pytest.raises(ValidationError, match="record_dtype"):
+        settings(path, record_dtype="fp8")
+
+
 def test_a_model_without_an_indexer_cannot_choose_by_it(tmp_path: Path) -> None:
     spec = ModelSpec.read(checkpoints.save(tmp_path, "llama"))
     with pytest.raises(SetupError, match="--selector dsa: a llama model does not choose"):
@@ -107,6 +124,45 @@ def test_the_plan_counts_what_is_allocated(path: Path, mode: str) -> None:
     kv, index = kv_planes(plan.settings, shape)
     assert kv.page_bytes == 64 * plan.token_bytes
     assert index.page_bytes == 2 * 64 * 32 * 4
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("mode", ["tiered", "full"])
+def test_the_plan_counts_records_in_eight_bits(tmp_path: Path, mode: str, dtype: str) -> None:
+    """656 bytes of a token and layer, whatever the weights are: on the device, in windows, in the arena."""
+    path = checkpoints.save(tmp_path, "glm_moe_dsa", kv_lora_rank=512, qk_rope_head_dim=64, index_head_dim=64)
+    asked = settings(path, dtype=dtype, record_dtype="float8", kv_mode=mode, max_rows=2, max_model_len=256)
+    engine = OfflineEngine(asked, ARENA_BYTES)
+    plan, shape, residence = engine.plan, engine.plan.shape, engine.runner.residence
+    assert (shape.block_bytes, shape.head_dim, plan.token_bytes) == (656, 576, 4 * 656)
+    pools = sum(residence.pool(layer).nbytes for layer in range(4))
+    assert pools == (plan.hot_bytes if mode == "tiered" else plan.resident_bytes)
+    assert mode == "tiered" or pools == 2 * 256 * 4 * 656
+    assert plan.window_bytes == plan.settings.whole_window_tokens * 656
+    kv, _ = kv_planes(plan.settings, shape)
+    assert kv.page_bytes == 64 * 4 * 656
+    assert engine.arena.kv_blocks(3).nbytes == plan.layout.page_count * 64 * 656
+    assert re.search(r"KV of a token .*records of 656 bytes in float8: NOT EXACT", plan.table())
+    exact = OfflineEngine(settings(path, dtype=dtype, kv_mode=mode, max_model_len=256), ARENA_BYTES)
+    assert exact.plan.shape.block_bytes == 576 * exact.model.dtype.itemsize
+    assert "NOT EXACT" not in exact.plan.table()
+
+
+def test_how_records_are_kept_is_part_of_the_fingerprint(tmp_path: Path) -> None:
+    """And so of the names of pages: nobody finds records of the other kind."""
+    spec = ModelSpec.read(checkpoints.save(tmp_path, "deepseek_v32", kv_lora_rank=128))
+    fingerprints, hashes = set(), set()
+    for record_dtype in ("auto", "float8"):
+        asked = settings_for(settings(tmp_path, record_dtype=record_dtype), spec)
+        shape = kv_shape(asked, spec, torch.bfloat16)
+        fingerprint = kv_fingerprint(spec, shape)
+        layout = ArenaLayout.fit(ARENA_BYTES, 64, kv_planes(asked, shape))
+        hasher = page_hasher(MemoryPlan.derive(asked, spec, shape, layout, 0, CPU), fingerprint)
+        assert hasher is not None
+        sequence = Sequence("r", 0, list(range(64)), Sampling(), 0, 1)
+        fingerprints.add(fingerprint)
+        hashes.update(hasher.extend(sequence, 1))
+    assert len(fingerprints) == len(hashes) == 2
 
 
 def test_anchors_are_those_of_the_published_models() -> None:

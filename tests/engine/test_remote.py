@@ -57,12 +57,16 @@ def test_the_same_answers(
 
 
 @pytest.mark.slow
-def test_a_model_with_an_indexer_of_its_own(shm: Path, keep: Keeper, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("record_dtype", ["auto", "float8"])
+def test_a_model_with_an_indexer_of_its_own(
+    shm: Path, keep: Keeper, tmp_path: Path, record_dtype: str
+) -> None:
     """Its index keys go with the step; layers that follow another one's choice fetch for themselves."""
-    model = checkpoints.save(
-        tmp_path, "glm_moe_dsa", index_topk_freq=2, index_skip_topk_offset=1, max_position_embeddings=1024
-    )
+    wide = {"kv_lora_rank": 128, "max_position_embeddings": 1024}
+    model = checkpoints.save(tmp_path, "glm_moe_dsa", index_topk_freq=2, index_skip_topk_offset=1, **wide)
     changes: dict[str, Any] = {"block_tokens": 1, "budget_tokens": 16, "hot_tokens": 17}
+    changes["record_dtype"] = record_dtype
     rig = Rig(keep, shm, model, answers(model, [TOKENS] * 2, **changes), "tcp", **changes)
     for number in (0, 1, 0):
         assert rig.says(number) == ""

@@ -13,9 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from services.contract.errors import HotsetError, Unavailable
+from services.decoder.engine.offline import OfflineEngine
+from services.decoder.engine.sequence import Sampling, Sequence
+from services.decoder.engine.stepper import StepFailed
+from services.decoder.settings import DecoderSettings
 from tests.decoder import checkpoints
 from tests.engine.processes import Keeper, eventually
-from tests.engine.remote_rig import Crowd, Rig, answers
+from tests.engine.remote_rig import ARENA_BYTES, SMALL, Crowd, Rig, answers, prompt
 
 SECONDS = 2.0
 SLOW = pytest.mark.slow
@@ -48,6 +53,24 @@ def rig(
 @pytest.fixture
 def seconds() -> float:
     return SECONDS
+
+
+@pytest.mark.parametrize("error", [RuntimeError("out of memory"), Unavailable("the store is away")])
+def test_a_step_that_fails_abandons_what_it_staged(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, error: RuntimeError | HotsetError
+) -> None:
+    """Its pages are given back: who gets them must not find them written by the next step."""
+    engine = OfflineEngine(DecoderSettings.model_validate({"model": tiny, **SMALL}), ARENA_BYTES)
+    abandoned = []
+
+    def fails(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(engine.model, "hidden", fails)
+    monkeypatch.setattr(engine.runner.residence, "abandon", lambda: abandoned.append(1))
+    with pytest.raises(StepFailed):
+        engine.generate([Sequence("r", 0, prompt(0), Sampling(), seed=1, max_tokens=1)])
+    assert abandoned == [1]
 
 
 @pytest.mark.parametrize(

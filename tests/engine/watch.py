@@ -27,10 +27,9 @@ class Watch:
         if plan.loads and self.poison:
             residence, index = self.engine.runner.residence, self.engine.runner.index
             for layer in range(self.engine.plan.shape.layers):
-                residence.pool(layer).fill_(float("nan"))
+                _poison(residence.pool(layer))
             if index is not None:
-                # In eight bits, no number either.
-                index.pool.fill_(float("nan") if index.pool.is_floating_point() else 255)
+                _poison(index.pool)
         if self.of.host_pages:
             self._pages = [page.page for page in self.of.host_pages]
 
@@ -47,3 +46,8 @@ class Watch:
                 blocks = arena.index(layer).view(-1, shape.blocks_per_page, shape.entry_elements)
                 found.append(blocks[self._pages].flatten(0, 1)[: tokens // shape.block_tokens].cpu())
         return found
+
+
+def _poison(pool: torch.Tensor) -> None:
+    """No number, in eight bits neither: their scales are none."""
+    pool.fill_(float("nan") if pool.is_floating_point() else 255)

@@ -24,6 +24,13 @@ def _pids(front: LiveFront) -> dict[int, int]:
     return {start["engine"]: start["pid"] for start in front.noted("start")}
 
 
+def _until_both_serve(front: LiveFront) -> None:
+    def both() -> bool:
+        return httpx.get(f"{front.url}/health").text.count(": the engine serves") == 2
+
+    until(both, "both engines")
+
+
 def _text(response: httpx.Response) -> str:
     assert response.status_code == 200, response.text
     found: str = response.json()["choices"][0]["text"]
@@ -32,8 +39,7 @@ def _text(response: httpx.Response) -> str:
 
 def test_like_prompts_go_together_and_none_is_left_idle(default_model: Path) -> None:
     with live_front(default_model, TWO, "--max-rows=32") as front, ThreadPoolExecutor(12) as pool:
-        until(lambda: len(front.noted("start")) == 2, "both engines")
-        until(lambda: "engine 1: the engine serves" in httpx.get(f"{front.url}/health").text, "engine 1")
+        _until_both_serve(front)
         asked = []
         for number in range(12):
             asked.append(pool.submit(front.complete, prompt="a b c", cache_salt=orders(hold=True)))
@@ -51,7 +57,7 @@ def test_like_prompts_go_together_and_none_is_left_idle(default_model: Path) -> 
 
 def test_different_prompts_spread(default_model: Path) -> None:
     with live_front(default_model, TWO) as front:
-        until(lambda: "engine 1: the engine serves" in httpx.get(f"{front.url}/health").text, "engine 1")
+        _until_both_serve(front)
         for number in range(24):
             assert front.complete(prompt=f"{number} bottles", max_tokens=1).status_code == 200
         assert min(Counter(front.noted("taken_by"))[index] for index in (0, 1)) >= 3
@@ -65,7 +71,7 @@ def test_a_death_harms_the_streams_of_one_engine_and_the_other_takes_them(defaul
     """The dead one never comes back, so that what it had can only go on elsewhere."""
     prompts = [f"{number} bottles" for number in range(8)]
     with live_front(default_model, TWO, start={"later_delay": 3600}) as front, ThreadPoolExecutor(8) as pool:
-        until(lambda: "engine 1: the engine serves" in httpx.get(f"{front.url}/health").text, "engine 1")
+        _until_both_serve(front)
 
         def ask(number: int, pause: float) -> str:
             salt = orders(say=f"one two three four {number}", pause=pause)
@@ -73,7 +79,7 @@ def test_a_death_harms_the_streams_of_one_engine_and_the_other_takes_them(defaul
 
         undisturbed = [ask(number, 0) for number in range(8)]
         before = len(front.noted("taken_by"))
-        asked = [pool.submit(ask, number, 0.3) for number in range(8)]
+        asked = [pool.submit(ask, number, 1.0) for number in range(8)]
         until(lambda: len(front.noted("taken_by")) == before + 8, "all to be taken")
         taken = Counter(front.noted("taken_by")[before:])
         assert set(taken) == {0, 1}

@@ -16,10 +16,11 @@ import torch
 from services.decoder.engine.offline import OfflineEngine
 from services.decoder.engine.sequence import Sequence
 from services.decoder.kernels.counter import Counter
+from services.decoder.kernels.record_code import coded_bytes
 from services.decoder.kv.prefetch import SideStream
 from services.decoder.models.causal_lm import CausalLM
 from services.decoder.models.spec import ModelSpec
-from tests.decoder import checkpoints
+from tests.decoder import checkpoints, pauses
 from tests.decoder.dsa_rig import ARENA_BYTES, CASES, TOP_K, ask, check, engine_of, prompt_of
 from tests.decoder.recording import Recording
 from tests.decoder.test_dsa import Choices, Noting, theirs
@@ -61,7 +62,10 @@ def engine(model: CausalLM, rows: int = 1, **changes: object) -> OfflineEngine:
     latent = model.spec.latent
     assert latent is not None
     layers, anchors = model.spec.layers, len(set(latent.anchors))
-    slot_bytes = layers * model.spec.head_dim * model.dtype.itemsize + anchors * 8
+    record_bytes = model.spec.head_dim * model.dtype.itemsize
+    if changes.get("record_dtype") == "float8":
+        record_bytes = coded_bytes(latent.latent, latent.roped)
+    slot_bytes = layers * record_bytes + anchors * 8
     base: dict[str, object] = {"device": "cuda:0", "max_rows": rows, "max_model_len": 512}
     if changes.get("kv_mode", "tiered") == "full":
         base |= {"hot_tokens": 0}
@@ -116,6 +120,15 @@ def test_tiered_equals_full_every_way_in_bf16(shared: CausalLM, rows: int) -> No
 def test_tiered_equals_full_with_index_keys_in_eight_bits(shared: CausalLM, model: CausalLM) -> None:
     for one in (shared, model):
         check_all_ways_agree(one, 3, index_dtype="float8")
+
+
+@pytest.mark.parametrize("index_dtype", ["auto", "float8"])
+def test_tiered_equals_full_with_records_in_eight_bits(shared: CausalLM, index_dtype: str) -> None:
+    check_all_ways_agree(shared, 3, record_dtype="float8", index_dtype=index_dtype)
+
+
+def test_records_in_eight_bits_are_parked_and_resumed(shared: CausalLM) -> None:
+    pauses.check_parked_anywhere(lambda: engine(shared, record_dtype="float8"), (1, 43, 44), ahead=True)
 
 
 @pytest.mark.parametrize("mode", ["full", "tiered"])

@@ -13,6 +13,7 @@ from services.contract.layout import FILE_HEADER_BYTES, LAYOUT_VERSION, REGION_A
 from services.contract.page_header import PAGE_HEADER
 from services.decoder.kernels.append import make_records
 from services.decoder.kernels.places import blocks_of
+from services.decoder.kernels.record_code import code_records, coded_bytes
 from services.decoder.kv.shape import KvShape
 from services.kvstore.settings import KvStoreSettings
 
@@ -66,7 +67,9 @@ def test_figures_of_latent_records(row: list[str]) -> None:
     choosing = INDEXERS[model]
     layers = 78 if model == "GLM-5.2" else 61
     anchors = tuple(max(layer for layer in choosing if layer <= at) for at in range(layers))
-    shape = KvShape(layers, 1, 512 + 64, 1, 1, 64, getattr(torch, dtype), 512, 128, anchors)
+    coded = dtype == "float8 records"
+    own = torch.bfloat16 if coded else getattr(torch, dtype)
+    shape = KvShape(layers, 1, 512 + 64, 1, 1, 64, own, 512, 128, anchors, record_coded=coded)
     kv, index = shape.planes(with_index=True)
     expected = [
         shape.block_bytes,
@@ -79,6 +82,22 @@ def test_figures_of_latent_records(row: list[str]) -> None:
     ]
     assert [int(cell.replace(",", "")) for cell in row[1:]] == expected
     assert sum(layer.page_bytes > 0 for layer in index.layers) == len(choosing)
+
+
+def test_parts_of_a_record_in_eight_bits() -> None:
+    sizes = [
+        int(size) for size in re.findall(r"(\d+) bytes", TEXT.split("128 x float32")[1].split("with 512")[0])
+    ]
+    assert sizes == [512, 16, 128]
+    assert sum(sizes) == coded_bytes(512, 64)
+    numbers = torch.ones(1, 576, dtype=torch.bfloat16) * 3
+    numbers[:, 512:] = 5
+    codes, scales, turned = torch.split(code_records(numbers, 512)[0], sizes)
+    assert torch.equal(
+        codes.view(torch.float8_e4m3fn).float() * scales.view(torch.float32)[0], torch.full((512,), 3.0)
+    )
+    assert bool((scales.view(torch.float32) == 3 / 384).all())
+    assert bool((turned.view(torch.bfloat16) == 5).all())
 
 
 def test_pages_of_the_default_arena() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -115,11 +116,19 @@ def test_a_page_that_changes_hands_while_it_is_copied_is_refused(
 
 def test_so_it_is_where_the_arena_is_mapped(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
     pages = reader.pages()
-    source = MappedSource(reader.world.store.parts.arena.path, HEADER)
+    path = reader.world.store.parts.arena.path
+
+    def maps() -> int:
+        """How often this process maps the arena; the store here does, too."""
+        return Path("/proc/self/maps").read_text().count(str(path))
+
+    before = maps()
+    source = MappedSource(path, HEADER)
     asked = Request(0, memoryview(write_request(PageRefs.of(pages))))
     out = memoryview(bytearray(len(pages) * reader.bytes.page_bytes))
     assert source.answer(asked, out) == len(out)
     assert bytes(out) == reader.ask(pages)
+    assert maps() == before  # memory of an arena that is removed is free at once
     _meanwhile(monkeypatch, _taken_by_another(reader, pages))
     with pytest.raises(StaleReference):
         source.answer(asked, out)

@@ -101,13 +101,13 @@ def test_a_long_pull_ends_in_time_with_what_has_come(
     refs = PageRefs.of(client.match(chain("x")))
     ours = client.update(4).pages
     source = MappedSource(store.arena, HEADER)
-    face = Face(b"", Credentials(0, 0, b""))
+    face = Face("a", b"", Credentials(0, 0, b""))
     monkeypatch.setattr("services.kvstore.page_fetch.REQUEST_BYTES", 1)
     monkeypatch.setattr("services.kvstore.page_fetch.time", SimpleNamespace(monotonic=lambda: next(clock)))
     fetcher = PageFetcher(lambda face, seconds: Slow(source, 0, TransportCounters()))
     four = PageRefs(refs.pages[:4], refs.generations[:4])
     into = np.array([page.page for page in ours])
-    fetched = fetcher.fetch(face, four, client.bytes, into, 14.0)
+    fetched = fetcher.fetch(face, four, client.bytes, into, 8.0, 14.0)
     assert fetched.error is None
     assert 0 < fetched.pages == len(asked) < 4
     assert client.contents(ours)[: fetched.pages] == written[: fetched.pages]

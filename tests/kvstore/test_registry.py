@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 
-from services.contract.errors import SetupError
-from services.kvstore.registry import reachable
+from services.contract.errors import SetupError, Unavailable
+from services.contract.wire_security import NO_SECURITY
+from services.kvstore.registry import Registry, reachable
 from tests.kvstore.etcd import Etcd
 from tests.kvstore.pair import Client, chain, flags
 from tests.kvstore.process import KvStore, eventually
@@ -130,11 +132,51 @@ def test_a_store_or_an_etcd_that_stops_for_a_while_is_found_again(etcd: Etcd, st
         peers(store, 1)
 
 
+def test_a_notice_that_is_cut_off_is_given_again(etcd: Etcd) -> None:
+    """It waits for the turn of a pull, and the lease may fail meanwhile."""
+    etcd.start()
+    told: list[list[str]] = []
+
+    async def notice(others: Sequence[str]) -> None:
+        told.append(list(others))
+        if len(told) == 1:
+            raise Unavailable("it was cut off")
+
+    async def nothing(others: Sequence[str]) -> None: ...
+
+    async def run() -> None:
+        def registry(address: str, heard: Callable[[Sequence[str]], Awaitable[None]]) -> Registry:
+            made = Registry([etcd.address], "/hotset/stores/", address, LONG, NO_SECURITY, heard)
+            made.start()
+            return made
+
+        other, own = registry("10.0.0.1:7700", nothing), registry("10.0.0.2:7700", notice)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LONG):
+                while len(told) < 2:
+                    await asyncio.sleep(0.05)
+        for one in (other, own):
+            await one.close()
+
+    asyncio.run(run())
+    assert told[:2] == [["10.0.0.1:7700"]] * 2
+
+
+@pytest.mark.parametrize("listening", ["127.0.0.1:7700", "localhost:7700", "[::1]:7700"])
+def test_an_address_that_is_everybodys_own_is_warned_of(
+    listening: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert reachable(listening) == listening
+    assert "--advertise" in caplog.text
+    caplog.clear()
+    assert reachable("10.0.0.1:7700") == "10.0.0.1:7700"
+    assert not caplog.text
+
+
 @pytest.mark.parametrize("listening", ["0.0.0.0:7700", "[::]:7700", "unix:/run/store.sock"])
 def test_an_address_that_others_cannot_use(listening: str) -> None:
     with pytest.raises(SetupError, match="--advertise"):
         reachable(listening)
-    assert reachable("[::1]:7700") == "[::1]:7700"
 
 
 def test_a_store_that_cannot_be_told_of_does_not_start(shm: Path, tmp_path: Path) -> None:

@@ -183,7 +183,6 @@ def test_what_is_refused_is_counted(store: KvStore, transport: str) -> None:
         with pytest.raises(Unavailable, match=r"no longer has what was computed .*generation"):
             arena.settle()
         arena.settle()  # nothing of that is left
-        assert decoder.connections == 1  # a refusal ends no connection
         assert bytes(arena.read(here).numpy()) == bytes(range(16))
     assert errors("refused") == 2
     session = decoder.session
@@ -199,6 +198,44 @@ def test_what_is_refused_is_counted(store: KvStore, transport: str) -> None:
             assert refused.value.fault.value == kind
         assert errors(kind) == 1
     assert decoder.whole(page) == before
+
+
+def test_a_refusal_among_several_parts_hinders_nothing(
+    store: KvStore, transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The parts that were under way beside the one refused are never waited for."""
+    monkeypatch.setattr("services.decoder.kv.remote_arena._ANSWER_BYTES", 4096)
+    decoder = Decoder(store, transport)
+    pages = decoder.take(10)
+    with closing(decoder.arena()) as arena:
+
+        def pieces() -> Pieces:
+            return arena.pieces("kv", 0, np.array(pages), np.zeros(len(pages), np.int64), 4096)
+
+        arena.stage(pieces(), torch.full((len(pages) * 4096,), 7, dtype=torch.uint8))
+        arena.settle()
+        decoder.lives[pages[0]] += 1
+        stale = pieces()
+        decoder.lives[pages[0]] -= 1
+        for _ in range(2):
+            with pytest.raises(Unavailable, match=r"no longer has what was computed .*generation"):
+                arena.read(stale)
+            assert set(bytes(arena.read(pieces()).numpy())) == {7}
+            arena.stage(pieces(), torch.full((len(pages) * 4096,), 7, dtype=torch.uint8))
+            arena.settle()
+
+
+def test_what_a_step_staged_before_it_failed_is_dropped(store: KvStore, transport: str) -> None:
+    decoder = Decoder(store, transport)
+    (page,) = decoder.take(1)
+    with closing(decoder.arena()) as arena:
+        here = arena.pieces("kv", 0, np.array([page]), np.array([0]), 4)
+        for number, fails in ((1, False), (2, True)):
+            arena.stage(here, torch.full((4,), number, dtype=torch.uint8))
+            if fails:
+                arena.drop()
+            arena.settle()
+    assert decoder.whole(page)[:4] == bytes([1] * 4)
 
 
 class Breaking:

@@ -252,6 +252,77 @@ def test_a_restarted_remote_client_replaces_itself(world: World) -> None:
         old.allocate()
 
 
+def test_an_attach_that_is_refused_replaces_nobody(world: World) -> None:
+    world.client("engine-1").attach()
+    old = world.client(kind=REMOTE)
+    old.attach()
+    (page,) = old.allocate()
+    new = world.client(kind=REMOTE)
+    with pytest.raises(StateConflict, match="1 clients are attached"):
+        new.attach(OTHER_HEADER)
+    with pytest.raises(StateConflict, match="claimed"):
+        new.attach(held=[page])
+    assert ended(world, SessionEnd.REPLACED) == 0
+    old.update(releases=[page])
+
+
+def test_a_restarted_remote_client_may_bring_another_model(world: World) -> None:
+    old = world.client(kind=REMOTE)
+    old.attach()
+    old.allocate(PAGE_COUNT)
+    world.client(kind=REMOTE).attach(OTHER_HEADER)
+    assert (ended(world, SessionEnd.REPLACED), world.count("free")) == (1, world.count("total"))
+    assert world.store.snapshot().freed_pages == PAGE_COUNT
+    with pytest.raises(NotFound):
+        old.heartbeat()
+
+
+# --- other stores, which read only ---
+
+
+def test_a_reader_does_not_keep_the_arena_from_another_model(world: World) -> None:
+    """It comes again at every miss of its own, so nobody could wait for it to leave."""
+    engine = world.client(kind=REMOTE)
+    engine.attach()
+    page = engine.seal(engine.allocate()[0])
+    reader = world.client("store-1", REMOTE)
+    reader.attach(reads_only=True)
+    (pinned,) = reader.match(bytes([page.page]) * 16)
+    engine.detach()
+    other = world.client(kind=REMOTE)
+    with pytest.raises(StaleReference):
+        other.attach(OTHER_HEADER, held=[page])
+    assert reader.heartbeat()  # what is refused does it no harm
+    other.attach(OTHER_HEADER)
+    assert world.count("free") == world.count("total")
+    assert ended(world, SessionEnd.REPLACED) == 1
+    with pytest.raises(NotFound):
+        reader.update(releases=[pinned])
+    with pytest.raises(StateConflict, match="not laid out"):
+        reader.attach(reads_only=True)
+    reader.attach(OTHER_HEADER, reads_only=True)
+
+
+def test_a_reader_that_falls_silent_is_no_decoder_that_hangs(world: World) -> None:
+    """Nor does what it looks for count as what prompts asked for here."""
+    engine = world.client()
+    engine.attach()
+    reader = world.client("store-1", REMOTE)
+    reader.attach(reads_only=True)
+    reader.match(bytes(16))
+    engine.match(bytes(16), bytes(17))
+    world.clock.now += LEASE_SECONDS
+    with pytest.raises(NotFound):
+        reader.match(bytes(16))
+    reader.attach(reads_only=True)
+    world.clock.now += LEASE_SECONDS * 0.5
+    engine.heartbeat()
+    world.pass_time(LEASE_SECONDS * 0.5)
+    assert (ended(world, SessionEnd.IDLE), ended(world, SessionEnd.LEASE)) == (2, 0)
+    counters = world.store.snapshot().counters
+    assert (counters.looked_up, counters.matched) == (2, 0)
+
+
 # --- update ---
 
 

@@ -53,8 +53,10 @@ class Client:
         if kind is MAPPED:
             assert self.lock.acquire()
 
-    def attach(self, header: FileHeader = HEADER, held: Sequence[PageRef] = ()) -> Attached:
-        order = AttachOrder(self.name, self.kind, self.token, header, PageRefs.of(held))
+    def attach(
+        self, header: FileHeader = HEADER, held: Sequence[PageRef] = (), *, reads_only: bool = False
+    ) -> Attached:
+        order = AttachOrder(self.name, self.kind, self.token, header, PageRefs.of(held), reads_only)
         self.session = self.world.store.attach(order)
         self.sequence = 0
         self.world.store.check_integrity()

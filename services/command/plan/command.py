@@ -60,12 +60,12 @@ def _plan(asked: argparse.Namespace, settings: DecoderSettings) -> int:
     from services.command.plan.fit import MOST_ROWS, Machine, Mode, Planner
     from services.command.plan.model import planned_model, spec_of
     from services.command.plan.report import ModePlan, assumptions, table
-    from services.decoder.engine.model_settings import as_the_model_chooses
+    from services.decoder.engine.model_settings import settings_for
 
     if asked.rows > MOST_ROWS:
         raise SetupError(f"--rows {asked.rows}: an engine runs {MOST_ROWS} at most")
     spec = spec_of(asked.model, asked.set)
-    settings = as_the_model_chooses(settings, spec)
+    settings = settings_for(settings, spec)
     context = asked.context or spec.max_positions
     model = planned_model(spec)
     machine = Machine(

@@ -72,7 +72,7 @@ def cost_of(fit: Fit, model: PlannedModel, settings: DecoderSettings, shape: KvS
     dense = shape.layers if everything else settings.dense_layers
     sparse = shape.layers - dense
     chosen = min(settings.budget_tokens, fit.context)
-    record = shape.groups * shape.record_elements * shape.dtype.itemsize
+    record = shape.groups * shape.record_elements * shape.record_dtype.itemsize
     row_kv = record * (sparse * chosen + dense * fit.context)
     row_index = fit.parts["selector's index"] / fit.rows
     read = model.read_bytes(fit.rows) + fit.rows * (row_kv + row_index)

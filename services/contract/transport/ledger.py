@@ -97,7 +97,8 @@ class Ledger:
         self.counters.received_bytes += FRAME_BYTES + frame.length
         if frame.kind is Kind.REFUSAL:
             error = read_refusal(body)
-            self.counters.fault(error.fault if isinstance(error, TransportFault) else Fault.REFUSED)
+            if not isinstance(error, TransportFault):  # else whom it ends counts it, as every other fault
+                self.counters.fault(Fault.REFUSED)
             raise error
         return body
 

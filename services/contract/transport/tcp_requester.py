@@ -1,10 +1,12 @@
 """Asks over a plain TCP connection: the fallback, and what the tests hold the other transports against.
 
-Knows sockets and the ledger. A peer answers in the order it was asked.
+Knows sockets and the ledger. A peer answers in the order it was asked, and takes the next request when its
+last answer has left: so answers are heard while a request is sent, or both would wait for each other.
 """
 
 from __future__ import annotations
 
+import select
 import socket
 import time
 from functools import partial
@@ -45,6 +47,8 @@ class TcpRequester:
             counters.fault(Fault.LOST)
             raise TransportFault(Fault.LOST, f"no connection to {address!r}: {error}") from error
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._ready = select.poll()
+        self._ready.register(self._socket, select.POLLIN | select.POLLOUT)
 
     @property
     def lanes(self) -> tuple[str, ...]:
@@ -55,8 +59,7 @@ class TcpRequester:
         """As the Protocol says."""
         ticket, message = self._ledger.ask(Kind.REQUEST, body, reply_bytes, seconds)
         try:
-            self._until(ticket)
-            self._socket.sendall(message)
+            self._send(memoryview(message), ticket)
         except (OSError, TransportFault) as error:
             raise self._end(error, ticket) from error
         return ticket
@@ -77,6 +80,16 @@ class TcpRequester:
         """As the Protocol says."""
         self._socket.close()
         self._answers.clear()
+
+    def _send(self, message: memoryview, ticket: Ticket) -> None:
+        """Send all of it by the deadline of `ticket`; while the socket takes nothing, hear what comes."""
+        while message:
+            self._until(ticket)
+            ready = self._ready.poll(1000 * (self._socket.gettimeout() or 0.0))
+            if any(events & select.POLLOUT for _, events in ready):
+                message = message[self._socket.send(message) :]
+            elif ready:
+                self._hear(ticket)
 
     def _hear(self, ticket: Ticket) -> None:
         """Receive the next answer, whosever it is, by the deadline of `ticket`."""

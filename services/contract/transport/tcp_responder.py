@@ -1,7 +1,7 @@
 """Answers over plain TCP connections, one thread for all of them.
 
 Knows sockets and answering. A connection's next request is read when its last answer has left, so what lies
-in memory for it is one answer.
+in memory for it is one answer; and a stranger's only as far as its header.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _Peer:
     """A connection: what of a request has come, what of an answer has left."""
 
     socket: socket.socket
-    moved: float  # when bytes last moved, monotonic
+    moved: float  # when the request in the inbox began, or bytes of an answer last left; monotonic
     inbox: bytearray = field(default_factory=bytearray)
     session: int | None = None  # of its latest request
     answer: Answer | None = None
@@ -49,7 +49,9 @@ class TcpResponder:
     def __init__(
         self, listen: bytes, service: Service, counters: TransportCounters, stall_seconds: float = 10.0
     ) -> None:
-        """Listen on `listen`, host:port, port 0 for any; who takes nothing for `stall_seconds` is let go.
+        """Listen on `listen`, host:port, port 0 for any.
+
+        Who takes nothing for `stall_seconds`, or needs longer to send a request, is let go.
 
         Raises:
             SetupError: the address cannot be had, or xxhash is not installed.
@@ -108,7 +110,11 @@ class TcpResponder:
     def _accept(self) -> None:
         try:
             connection, _ = self._listening.accept()
-        except OSError:  # gone again already
+        except (BlockingIOError, ConnectionError):  # gone again already
+            return
+        except OSError as error:  # no descriptor or memory is left: it would be tried without a pause
+            _log.warning("accept_failed error=%s", error)
+            self._selector.unregister(self._listening)
             return
         if len(self._peers) >= _MOST_CONNECTIONS:
             connection.close()
@@ -125,7 +131,8 @@ class TcpResponder:
                 piece = peer.socket.recv(_PIECE_BYTES)
                 if not piece:
                     raise ConnectionResetError
-                peer.moved = time.monotonic()
+                if not peer.inbox:
+                    peer.moved = time.monotonic()
                 peer.inbox += piece
             while peer.answer is not None or self._begin(peer):
                 self._write(peer)
@@ -154,6 +161,9 @@ class TcpResponder:
             raise
         length = FRAME_BYTES + header.length
         if len(peer.inbox) < length:
+            refusal = self._answering.stranger(header)
+            if refusal is not None:
+                raise TransportFault(refusal[0], str(refusal[1]))
             return False
         frame, body = self._answering.open(memoryview(bytes(peer.inbox[:length])))
         del peer.inbox[:length]
@@ -181,7 +191,9 @@ class TcpResponder:
             self._selector.modify(peer.socket, events)
 
     def _sweep(self, now: float) -> None:
-        """Let go of peers that take nothing, and of those whose session is over."""
+        """Let go of peers that take nothing or never end, or whose session is over; accept again."""
+        if self._listening not in self._selector.get_map():
+            self._selector.register(self._listening, selectors.EVENT_READ)
         for peer in list(self._peers.values()):
             if now - peer.moved < self._stall_seconds:
                 continue

@@ -135,7 +135,7 @@ class UcxRequester:
                 raise TransportFault(Fault.SEQUENCE, "the answer is to another request")
             body = self._ledger.settle(frame, message)
         except TransportFault as fault:
-            raise self._end(fault, counted=flight.ticket.sequence not in self._ledger.open) from None
+            raise self._end(fault) from None
         except Exception:
             self._land(flight)
             raise
@@ -146,9 +146,8 @@ class UcxRequester:
         if self._flights.pop(flight.ticket.sequence, None) is not None:
             self._staging.give(flight.buffer)
 
-    def _end(self, fault: TransportFault, *, counted: bool = False) -> TransportFault:
-        if not counted:
-            self._ledger.counters.fault(fault.fault)
+    def _end(self, fault: TransportFault) -> TransportFault:
+        self._ledger.counters.fault(fault.fault)
         self.close()
         return fault
 

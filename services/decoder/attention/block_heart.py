@@ -16,12 +16,11 @@ from torch import Tensor
 from services.decoder.attention.block_selector import BlockInput, BlockSelector
 from services.decoder.attention.heart import Heart
 from services.decoder.attention.selector import Selector
-from services.decoder.kernels.attend import attend_slots
-from services.decoder.kernels.attend_half import attend_half
-from services.decoder.kernels.attend_masked import attend_masked, blocks_seen
+from services.decoder.kernels.attend_masked import Sight
 from services.decoder.kernels.attend_part import Part
+from services.decoder.kernels.block_kernels import BlockKernels
 from services.decoder.kernels.decode_batch import DecodeBatch
-from services.decoder.kernels.step_kernels import StepKernels
+from services.decoder.kernels.step_kernels import Split, StepKernels
 from services.decoder.kv.batch import PrefillChunk
 from services.decoder.kv.residence import Residence
 from services.decoder.kv.shape import KvShape
@@ -33,6 +32,7 @@ class BlockHeart(Heart):
     def __init__(
         self,
         kernels: StepKernels,
+        block_kernels: BlockKernels,
         shape: KvShape,
         residence: Residence,
         selectors: Sequence[Selector],
@@ -41,6 +41,7 @@ class BlockHeart(Heart):
     ) -> None:
         """Layers in `choosing` choose blocks; with `window_tokens` they look at as many newest tokens too."""
         super().__init__(kernels, shape, residence, selectors)
+        self._block_kernels = block_kernels
         self._choosing = dict(choosing)
         self._window = window_tokens
 
@@ -74,46 +75,58 @@ class BlockHeart(Heart):
         selector.observe(batch, found)
         choice = selector.select(batch, found)
         selected = choice.blocks.flatten(0, 1)  # [lanes, top_k]
-        wanted = torch.cat([selected, self._window_blocks(batch, selected)], dim=1)
+        wanted = selected
+        if self._window:
+            wanted = torch.cat([selected, self._window_blocks(batch, selected)], dim=1)
         placement = residence.resolve(layer, batch, wanted)
         residence.append(layer, batch, placement, key, value, None)
-        pool, slots, length = residence.pool(layer), placement.slots, batch.lane_length
-        # Each branch: how many of the wanted places, and from which token on.
-        reads: list[tuple[int, Tensor | None]] = [(selected.shape[1], None)]
-        if self._window:
-            reads.append((wanted.shape[1], length - self._window))
-
-        def over(blocks: Tensor) -> list[Part]:
-            return [
-                attend_half(query, pool, slots[:, :width], blocks[:, :width], length, scaling, first)
-                for width, first in reads
-            ]
-
+        pool, slots = residence.pool(layer), placement.slots
+        chosen = slots[:, : selected.shape[1]].contiguous()
         if placement.split is None:
-            branches = [
-                attend_slots(
-                    query, pool, slots[:, :width].contiguous(), wanted[:, :width], length, scaling, first
-                )
-                for width, first in reads
-            ]
+            branches = [self._kernels.attend(batch, query, pool, chosen, selected, scaling)]
         else:
-            hits = placement.split.hits
-            early = over(hits)
-            residence.arrive(layer)
-            merged = self._merged(early, over(wanted.masked_fill(hits >= 0, -1)), query.dtype)
-            branches = [part.out for part in merged]
+            branches = [self._by_halves(layer, batch, query, chosen, selected, placement.split, scaling)]
         if choice.beside is not None:
-            branches.insert(1, choice.beside)
+            branches.append(choice.beside)
+        if self._window:
+            seen = (query, pool, slots, wanted, scaling, self._window)
+            branches.append(self._block_kernels.attend_newest(batch, *seen))
         return tuple(branches)
+
+    def _by_halves(
+        self,
+        layer: int,
+        batch: DecodeBatch,
+        query: Tensor,
+        slots: Tensor,
+        selected: Tensor,
+        split: Split,
+        scaling: float,
+    ) -> Tensor:
+        """Attention over the chosen blocks, hits first. The plan has the window's misses too, so both halves
+        stand in the selection's places; the window itself is read when all is there.
+        """
+        pool, attend = self._residence.pool(layer), self._kernels.attend_half
+        resident = split.hits[:, : selected.shape[1]].contiguous()
+        hits = attend(batch, query, pool, slots, resident, scaling, joined=False)
+        self._residence.arrive(layer)
+        coming = selected.masked_fill(resident >= 0, -1)
+        misses = attend(batch, query, pool, slots, coming, scaling, joined=True)
+        return self._kernels.merge_parts(hits, misses, query.dtype).out
 
     def _window_blocks(self, batch: DecodeBatch, selected: Tensor) -> Tensor:
         """[lanes, W] int32: the window's blocks that are not chosen, -1 in the others' places."""
-        size = self._shape.block_tokens
-        width = -(-(self._window - 1) // size) + 1 if self._window else 0
-        block = batch.lane_open_block.unsqueeze(1) - torch.arange(width)
-        first = (batch.lane_length - self._window).clamp_min(0) // size
+        block = self._newest_blocks(batch.lane_length)
         known = (block.unsqueeze(2) == selected.unsqueeze(1)).any(2)
-        return block.masked_fill(known | (block < first.unsqueeze(1)), -1).int()
+        return block.masked_fill(known, -1)
+
+    def _newest_blocks(self, length: Tensor) -> Tensor:
+        """[n, W] int32: the blocks of the newest tokens of [n] int64 `length`, the last first; -1 pads."""
+        size = self._shape.block_tokens
+        width = -(-(self._window - 1) // size) + 1
+        block = (length - 1).unsqueeze(1) // size - torch.arange(width, device=length.device)
+        first = (length - self._window).clamp_min(0) // size
+        return block.masked_fill(block < first.unsqueeze(1), -1).int()
 
     def prefill_blocks(
         self,
@@ -131,22 +144,19 @@ class BlockHeart(Heart):
         choice = selector.rank(chunk, found)
         residence.write(layer, chunk, key, value)
         size = self._shape.block_tokens
-        seen = blocks_seen(choice.blocks, -(-chunk.end // size)).repeat_interleave(size, 2)
-        token, position = torch.arange(chunk.end), torch.arange(chunk.start, chunk.end).unsqueeze(1)
-        past = token <= position  # [T, tokens up to the end]
-        masks = [seen[..., : chunk.end] & past.unsqueeze(1)]
+        sights = [Sight(chunk.start, choice.blocks, size)]
         if self._window:
-            masks.append((past & (token > position - self._window)).unsqueeze(1))
+            length = torch.arange(chunk.start + 1, chunk.end + 1, device=query.device)
+            newest = self._newest_blocks(length).unsqueeze(1)
+            sights.append(Sight(chunk.start, newest, size, self._window))
+        attend = self._block_kernels.attend_chosen
         earlier: list[Part] = []
         at = 0
         for window in residence.history(layer, chunk):
-            run = slice(at, at + window.key.shape[0])
-            found_there = [
-                attend_masked(query, window.key, window.value, mask[..., run], scaling) for mask in masks
-            ]
+            found_there = [attend(query, window.key, window.value, at, sight, scaling) for sight in sights]
             earlier = self._merged(earlier, found_there, torch.float32)
-            at = run.stop
-        own = [attend_masked(query, key, value, mask[..., chunk.start :], scaling) for mask in masks]
+            at += window.key.shape[0]
+        own = [attend(query, key, value, chunk.start, sight, scaling) for sight in sights]
         branches = [part.out.to(query.dtype) for part in self._merged(earlier, own, query.dtype)]
         if choice.beside is not None:
             branches.insert(1, choice.beside)

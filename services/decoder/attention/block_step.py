@@ -49,4 +49,6 @@ class BlockStep(Step):
             own = (query[run], key[run], value[run], found.part(run))
             parts.append(self.heart.prefill_blocks(layer, chunk, *own, scaling))
             at = run.stop
-        return tuple(torch.cat(branch) for branch in zip(*parts, strict=True))
+        return (
+            parts[0] if len(parts) == 1 else tuple(torch.cat(branch) for branch in zip(*parts, strict=True))
+        )

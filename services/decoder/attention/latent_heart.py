@@ -92,7 +92,7 @@ class LatentHeart:
         else:
             selected = index.selected
             placement = residence.follow(layer, batch, selected, index.placement)
-        residence.append(layer, batch, placement, *_sides(record), None)
+        residence.append(layer, batch, placement, *_sides(self._kept(record)), None)
         pool, latent = residence.pool(layer), self._shape.latent
         attending = self._latent_kernels
         if placement.split is None:
@@ -135,17 +135,22 @@ class LatentHeart:
             selected = selector.rank(chunk, index.query)
         else:
             selected = index
-        residence.write(layer, chunk, *_sides(record))
+        kept = self._kept(record)
+        residence.write(layer, chunk, *_sides(kept))
         earlier: Part | None = None
         at = 0
         for window in residence.history(layer, chunk):
             part = attend_chosen(query, window.key.squeeze(1), selected - at, scaling, latent)
             earlier = part if earlier is None else self._kernels.merge_parts(earlier, part, torch.float32)
             at += window.key.shape[0]
-        own = attend_chosen(query, record, selected - chunk.start, scaling, latent)
+        own = attend_chosen(query, kept, selected - chunk.start, scaling, latent)
         if earlier is None:
             return own.out.to(query.dtype), selected
         return self._kernels.merge_parts(earlier, own, query.dtype).out, selected
+
+    def _kept(self, record: Tensor) -> Tensor:
+        """Records as they are kept and, from here on, attended to, in the step that makes them too."""
+        return self._latent_kernels.code(record, self._shape.latent) if self._shape.record_coded else record
 
 
 def _sides(record: Tensor) -> tuple[Tensor, Tensor]:

@@ -19,7 +19,7 @@ from services.decoder.attention.quest import Quest
 from services.decoder.attention.recorder import Recorded
 from services.decoder.attention.selection_file import FileHeader, SelectionWriter
 from services.decoder.attention.selector import Selector
-from services.decoder.engine.block_assembly import block_heart
+from services.decoder.engine.block_assembly import block_heart, block_kernels_of
 from services.decoder.engine.capacity_book import CapacityBook
 from services.decoder.engine.decode_graphs import DecodeGraphs
 from services.decoder.engine.device_sampler import DeviceSampler
@@ -28,7 +28,11 @@ from services.decoder.engine.latent_assembly import WrapTokens, latent_heart, la
 from services.decoder.engine.limits import Limits
 from services.decoder.engine.memory_plan import MemoryPlan
 from services.decoder.engine.page_hash import PageHasher
-from services.decoder.engine.prefill_warm_up import warm_up_latent_prefill, warm_up_prefill
+from services.decoder.engine.prefill_warm_up import (
+    warm_up_block_prefill,
+    warm_up_latent_prefill,
+    warm_up_prefill,
+)
 from services.decoder.engine.runner import Runner
 from services.decoder.engine.step_clock import StepClock
 from services.decoder.kernels.dense import DenseOps
@@ -89,17 +93,21 @@ def assemble(
         path = arena_path(plan, kernels, arena, device, reads=False)
         residence = Full(kernels, arena, shape, plan.device_pages, tables, path, window)
     latent_kernels = latent_kernels_of(plan, model, device)
+    block_kernels = block_kernels_of(plan, model.spec.blocks, device)
     index: PagedIndex | None
     heart: Heart | LatentHeart | BlockHeart
     if latent_kernels is not None:
         index, heart = latent_heart(
             plan, arena, device, kernels, latent_kernels, residence, writer, wrap_tokens
         )
-    elif model.spec.blocks is not None:
-        heart, index = block_heart(plan, model.spec.blocks, arena, kernels, residence, writer, device)
+    elif block_kernels is not None:
+        assert model.spec.blocks is not None
+        heart, index = block_heart(
+            plan, model.spec.blocks, arena, kernels, block_kernels, residence, writer, device
+        )
     else:
         index, heart = _quest_heart(plan, arena, device, kernels, residence, writer, wrap)
-    if device.type != "cuda" or isinstance(heart, BlockHeart):
+    if device.type != "cuda":
         return Runner(model, shape, tables, residence, index, heart, HostDraw(), None)
     sampler = DeviceSampler(settings.max_rows, model.spec.vocab_size, device)
     graphs = DecodeGraphs(
@@ -108,10 +116,12 @@ def assemble(
     for logits in graphs.warm_up():
         for greedy in (True, False):
             sampler.draw(logits, greedy=greedy)
-    if latent_kernels is None:
-        warm_up_prefill(plan, kernels, model.spec.query_heads, device)
-    else:
+    if latent_kernels is not None:
         warm_up_latent_prefill(plan, kernels, latent_kernels, model.spec, device)
+    else:
+        warm_up_prefill(plan, kernels, model.spec.query_heads, device)
+    if block_kernels is not None:
+        warm_up_block_prefill(plan, kernels, block_kernels, model.spec, device)
     draw = DeviceDraw(sampler, settings.max_rows)
     return Runner(model, shape, tables, residence, index, heart, draw, graphs, StepClock())
 

@@ -15,6 +15,8 @@ from services.decoder.attention.nsa import Nsa
 from services.decoder.attention.recorder import RecordedBlocks
 from services.decoder.attention.selection_file import SelectionWriter
 from services.decoder.engine.memory_plan import MemoryPlan
+from services.decoder.kernels.block_kernels import BlockKernels
+from services.decoder.kernels.block_twins import BlockTwins
 from services.decoder.kernels.step_kernels import StepKernels
 from services.decoder.kv.arena_map import ArenaMap
 from services.decoder.kv.paged_index import Entries, PagedIndex
@@ -24,11 +26,23 @@ from services.decoder.kv.shape import KvShape
 from services.decoder.models.block_spec import BlockSpec
 
 
+def block_kernels_of(plan: MemoryPlan, spec: BlockSpec | None, device: torch.device) -> BlockKernels | None:
+    """What computes such choices there, and attention over them; None for a model that makes none."""
+    if spec is None:
+        return None
+    if device.type != "cuda":
+        return BlockTwins()
+    from services.decoder.kernels.gpu.block_kernels import GpuBlockKernels  # needs the gpu extra
+
+    return GpuBlockKernels(plan.settings.max_rows, plan.max_blocks, plan.shape.groups, device)
+
+
 def block_heart(
     plan: MemoryPlan,
     spec: BlockSpec,
     arena: ArenaMap | RemoteArena,
     kernels: StepKernels,
+    block_kernels: BlockKernels,
     residence: Residence,
     writer: SelectionWriter | None,
     device: torch.device,
@@ -36,14 +50,17 @@ def block_heart(
     """The heart and the index that its selectors stand on; choices go to `writer`, if there is one."""
     shape = plan.shape
     index = PagedIndex(arena, shape, plan.device_pages, plan.index_layers, device)
-    choosing = {layer: _selector(spec, shape, index.entries(layer)) for layer in plan.index_layers}
+    choosing = {
+        layer: _selector(spec, block_kernels, shape, index.entries(layer)) for layer in plan.index_layers
+    }
     if writer is not None:
         choosing = {layer: RecordedBlocks(own, layer, writer) for layer, own in choosing.items()}
     dense = [Everything() for _ in range(shape.layers)]
-    return BlockHeart(kernels, shape, residence, dense, choosing, spec.window_tokens), index
+    heart = BlockHeart(kernels, block_kernels, shape, residence, dense, choosing, spec.window_tokens)
+    return heart, index
 
 
-def _selector(spec: BlockSpec, shape: KvShape, entries: Entries) -> BlockSelector:
+def _selector(spec: BlockSpec, kernels: BlockKernels, shape: KvShape, entries: Entries) -> BlockSelector:
     if spec.selector == "nsa":
-        return Nsa(entries, shape, spec.top_k, spec.compress_tokens)
-    return BlockIndex(entries, shape, spec.top_k)
+        return Nsa(kernels, entries, shape, spec.top_k, spec.compress_tokens)
+    return BlockIndex(kernels, entries, shape, spec.top_k)

@@ -42,6 +42,7 @@ def kv_shape(settings: DecoderSettings, spec: ModelSpec, dtype: torch.dtype) -> 
         latent=latent.latent if latent else 0,
         index_dim=own_index,
         index_coded=latent is not None and settings.index_dtype == "float8",
+        record_coded=latent is not None and settings.record_dtype == "float8",
         anchors=latent.anchors if latent else (),
     )
 
@@ -140,9 +141,7 @@ class MemoryPlan:
             sampling_bytes=DeviceSampler.device_bytes(settings.max_rows, spec.vocab_size)
             if device.type == "cuda"
             else 0,
-            score_bytes=4 * score_elements(settings.max_rows, shape.pages_for(longest) * shape.page_tokens)
-            if device.type == "cuda" and shape.index_dim
-            else 0,
+            score_bytes=_score_bytes(settings, shape, shape.pages_for(longest), device),
             step_tokens=settings.step_tokens(device.type),
             window_bytes=_window_bytes(settings, shape, device),
             hot_classes=(),
@@ -199,7 +198,7 @@ class MemoryPlan:
     def token_bytes(self) -> int:
         """KV of one token, all layers."""
         shape = self.shape
-        return shape.layers * shape.groups * shape.record_elements * shape.dtype.itemsize
+        return shape.layers * shape.groups * shape.record_elements * shape.record_dtype.itemsize
 
     @property
     def table_bytes(self) -> int:
@@ -228,9 +227,15 @@ class MemoryPlan:
             ("indexer's scores", self.score_bytes, "of all rows, or a part of a prompt"),
             ("sampling", self.sampling_bytes, "wishes and token counts"),
             ("arena (host)", self.layout.arena_bytes, f"{pages:,} pages, {arena_tokens:,} tokens"),
-            ("KV of a token", self.token_bytes, f"{self.shape.layers} layers, {self.shape.groups} groups"),
+            ("KV of a token", self.token_bytes, self._record_note()),
         ]
         return "\n".join(f"  {name:<17}{format_bytes(size):>10}  {note}" for name, size, note in lines)
+
+    def _record_note(self) -> str:
+        """How often a token leaves a record, and whether that is not all that there was."""
+        shape = self.shape
+        coded = f", records of {shape.block_bytes:,} bytes in float8: NOT EXACT" if shape.record_coded else ""
+        return f"{shape.layers} layers, {shape.groups} groups{coded}"
 
     def _hot_note(self) -> str:
         """What the last class of layers, the sparse ones, holds: tokens of all rows, and of one."""
@@ -243,11 +248,20 @@ class MemoryPlan:
         return f"{total:,} tokens; a row {least:,} to {most:,}"
 
 
+def _score_bytes(settings: DecoderSettings, shape: KvShape, pages: int, device: torch.device) -> int:
+    """Room for the scores of a model that chooses by itself: of tokens, or of the blocks of each group."""
+    if device.type != "cuda" or not shape.index_dim:
+        return 0
+    return 4 * score_elements(settings.max_rows * shape.groups, pages * shape.blocks_per_page)
+
+
 def _window_bytes(settings: DecoderSettings, shape: KvShape, device: torch.device) -> int:
     """A window of one layer that attention reads; on a GPU two more in tiered mode, which copies from the
     arena fill meanwhile, and two quarters of one on the way back.
     """
-    one = settings.whole_window_tokens // shape.page_tokens * shape.page_elements * shape.dtype.itemsize
+    one = (
+        settings.whole_window_tokens // shape.page_tokens * shape.page_elements * shape.record_dtype.itemsize
+    )
     if device.type != "cuda":
         return one
     return one * (3 if settings.kv_mode == "tiered" else 1) + one // 2

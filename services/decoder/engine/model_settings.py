@@ -11,7 +11,7 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from services.contract.errors import SetupError
-from services.decoder.models.causal_lm import resolve_device
+from services.decoder.kernels.record_code import TILE
 from services.decoder.models.spec import ModelSpec
 from services.decoder.settings import DecoderSettings
 
@@ -22,23 +22,11 @@ def settings_for(settings: Settings, spec: ModelSpec) -> Settings:
     """The settings as they hold for the model.
 
     Raises:
-        SetupError: something was asked for that this model's attention is not, or that hotset cannot do yet.
-    """
-    if spec.blocks is not None and resolve_device(settings.device).type != "cpu":
-        raise SetupError(
-            f"{spec.config.model_type} models are served on a CPU only so far; run with --device cpu"
-        )
-    return as_the_model_chooses(settings, spec)
-
-
-def as_the_model_chooses(settings: Settings, spec: ModelSpec) -> Settings:
-    """The same on any device.
-
-    Raises:
         SetupError: something was asked for that this model's attention is not, or that does not fit it.
     """
     kind, own = spec.config.model_type, _own(spec)
     _check_index_dtype(settings, spec)
+    _check_record_dtype(settings, spec)
     if own is None:
         if settings.selector not in ("quest", "everything"):
             raise SetupError(
@@ -66,6 +54,22 @@ def _check_index_dtype(settings: Settings, spec: ModelSpec) -> None:
     if latent is not None and asked == "float8" and latent.index_dim & (latent.index_dim - 1):
         raise SetupError(
             f"--index-dtype float8 needs index keys of 2^n numbers, these have {latent.index_dim}"
+        )
+
+
+def _check_record_dtype(settings: Settings, spec: ModelSpec) -> None:
+    latent, asked = spec.latent, settings.record_dtype
+    if asked == "auto":
+        return
+    if latent is None:
+        kind = spec.config.model_type
+        raise SetupError(
+            f"--record-dtype {asked}: a {kind} model keeps keys and values, not latent records; leave it out"
+        )
+    if latent.latent % TILE:
+        raise SetupError(
+            f"--record-dtype float8 codes {TILE} latent numbers at a time, and records of this model have "
+            f"{latent.latent}; leave it out"
         )
 
 

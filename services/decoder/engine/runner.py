@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from services.contract.errors import HotsetError
 from services.decoder.attention.heart import Heart
 from services.decoder.attention.latent_heart import LatentHeart
 from services.decoder.attention.latent_step import step_over
@@ -109,7 +110,8 @@ class Runner:
             return RunningStep(plan, [], None, self._done(plan))
         try:
             return self._launch(plan, mark)
-        except RuntimeError:
+        except (RuntimeError, HotsetError):
+            self.residence.abandon()
             if self.graphs is not None:  # its pages are about to be given back: nothing may be under way
                 torch.cuda.synchronize(self.tables.host_pages.device)
             raise

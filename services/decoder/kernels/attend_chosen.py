@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from services.decoder.kernels.attend_part import Part
+from services.decoder.kernels.record_code import decode_records
 
 _SCORES_AT_ONCE = 2**23
 """Scores of queries, heads and records that are held at once: 32 MiB."""
@@ -23,7 +24,7 @@ def attend_chosen(query: Tensor, record: Tensor, chosen: Tensor, scaling: float,
 
     Args:
         query: [T, heads, latent + roped], absorbed.
-        record: [n, latent + roped].
+        record: [n, latent + roped], or coded (record_code.py).
         chosen: [T, top_k] integers: records 0 to n - 1 are seen, every other number means nothing here.
         scaling: factor on q.k.
         latent: numbers of a record that are its value.
@@ -31,8 +32,10 @@ def attend_chosen(query: Tensor, record: Tensor, chosen: Tensor, scaling: float,
     Returns:
         a Part whose `out` is [T, heads, latent] float32; zeros where a query chose no record of these.
     """
-    tokens, heads, _ = query.shape
+    tokens, heads, width = query.shape
     size = record.shape[0]
+    if record.dtype == torch.uint8:
+        record = decode_records(record, latent, width - latent, query.dtype)
     keys = record.float()
     out = torch.empty(tokens, heads, latent, device=query.device)
     lse = torch.empty(tokens, heads, device=query.device)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from services.decoder.kernels.attend_part import Part
 from services.decoder.kernels.lru import Assignment
+from services.decoder.kernels.record_code import decode_records
 from services.decoder.kernels.replay import by_lane
 from services.decoder.kernels.step_kernels import Split
 
@@ -30,13 +31,7 @@ def split_of(found: Assignment, selected: Tensor) -> Split:
 
 
 def attend_half(
-    query: Tensor,
-    pool: Tensor,
-    slots: Tensor,
-    half: Tensor,
-    length: Tensor,
-    scaling: float,
-    first: Tensor | None = None,
+    query: Tensor, pool: Tensor, slots: Tensor, half: Tensor, length: Tensor, scaling: float
 ) -> Part:
     """attend.py's attend_slots over one half.
 
@@ -47,7 +42,6 @@ def attend_half(
         half: [rows * groups, top_k] int32, the blocks of this half in those slots, -1 = none.
         length: [rows * groups] int64 tokens, the newest included.
         scaling: factor on q.k.
-        first: [rows * groups] int64, the first token of each that is seen; None = all in those blocks.
 
     Returns:
         a Part whose `out` is [rows, query heads, head_dim] float32; zeros where a lane sees nothing.
@@ -56,9 +50,10 @@ def attend_half(
     lanes = slots.shape[0]
     heads = pool.shape[3]
     seen = _seen(half, pool.shape[1], length)
-    if first is not None:
-        seen &= _positions(half, pool.shape[1]) >= first.view(-1, 1)
-    key, value = _records(pool, slots, seen).unbind(2)  # [lanes, tokens, heads, head_dim] each
+    blocks = pool.index_select(0, slots.clamp_min(0).flatten())
+    records = blocks.view(*seen.shape, *pool.shape[2:]).float()
+    # Zeros where a token is not seen, whatever lies there.
+    key, value = records.masked_fill(~seen.view(*seen.shape, 1, 1, 1), 0).unbind(2)
     own = query.float().reshape(lanes, heads, -1, head_dim)
     scores = torch.einsum("lhqd,lthd->lhqt", own, key) * scaling
     weights, lse = _softmax(scores, seen)
@@ -73,7 +68,7 @@ def attend_latent_half(
 
     Args:
         query: [rows, heads, latent + roped], absorbed.
-        pool: [pool slots, block_tokens, latent + roped].
+        pool: [pool slots, block_tokens, latent + roped], or coded (record_code.py).
         slots: [rows, top_k] int32 pool slots.
         half: [rows, top_k] int32, the blocks of this half in those slots, -1 = none.
         length: [rows] int64 tokens, the newest included.
@@ -84,29 +79,19 @@ def attend_latent_half(
         a Part whose `out` is [rows, heads, latent] float32; zeros where a row sees nothing.
     """
     seen = _seen(half, pool.shape[1], length)
-    record = _records(pool, slots, seen)  # [rows, tokens, latent + roped]
+    record = pool.index_select(0, slots.clamp_min(0).flatten()).flatten(0, 1)
+    if pool.dtype == torch.uint8:
+        record = decode_records(record, latent, query.shape[2] - latent, query.dtype)
+    record = record.float().view(*seen.shape, -1).masked_fill(~seen.unsqueeze(2), 0)
     scores = query.float() @ record.transpose(1, 2) * scaling
     weights, lse = _softmax(scores.unsqueeze(1), seen)
     return Part(weights.squeeze(1) @ record[..., :latent], lse.squeeze(1))
 
 
-def _positions(blocks: Tensor, block_tokens: int) -> Tensor:
-    """[lanes, tokens] of the blocks' tokens; of no block, below 0."""
-    offset = torch.arange(block_tokens, device=blocks.device)
-    return (blocks.unsqueeze(2) * block_tokens + offset).flatten(1)
-
-
 def _seen(half: Tensor, block_tokens: int, length: Tensor) -> Tensor:
     """[lanes, tokens] bool."""
-    exists = (half >= 0).repeat_interleave(block_tokens, 1)
-    return exists & (_positions(half, block_tokens) < length.view(-1, 1))
-
-
-def _records(pool: Tensor, slots: Tensor, seen: Tensor) -> Tensor:
-    """[lanes, tokens, ...] float32 of the pool; zeros where a token is not seen, whatever lies there."""
-    blocks = pool.index_select(0, slots.clamp_min(0).flatten())
-    records = blocks.view(*seen.shape, *pool.shape[2:]).float()
-    return records.masked_fill(~seen.view(*seen.shape, *[1] * (pool.dim() - 2)), 0)
+    position = half.unsqueeze(2) * block_tokens + torch.arange(block_tokens, device=half.device)
+    return ((position < length.view(-1, 1, 1)) & (half >= 0).unsqueeze(2)).flatten(1)
 
 
 def _softmax(scores: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:

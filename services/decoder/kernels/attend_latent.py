@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from services.decoder.kernels.record_code import decode_records
+
 
 def attend_latent(
     query: Tensor, pool: Tensor, slots: Tensor, selected: Tensor, length: Tensor, scaling: float, latent: int
@@ -21,7 +23,7 @@ def attend_latent(
 
     Args:
         query: [rows, heads, latent + roped], absorbed.
-        pool: [pool slots, block_tokens, latent + roped].
+        pool: [pool slots, block_tokens, latent + roped], or coded (record_code.py).
         slots: [rows, top_k] int32 pool slots, -1 = none; at least one is valid in every row.
         selected: [rows, top_k] int32, the blocks in those slots, -1 = none.
         length: [rows] int64 tokens, the newest included.
@@ -31,11 +33,14 @@ def attend_latent(
     Returns:
         [rows, heads, latent].
     """
-    rows, top_k = slots.shape
-    block_tokens, record = pool.shape[1:]
+    rows = slots.shape[0]
+    block_tokens = pool.shape[1]
     # A row pads with one of its own slots, so that no other row's bytes are ever multiplied.
     own = torch.where(slots < 0, slots.amax(1, keepdim=True), slots)
-    records = pool.index_select(0, own.reshape(-1)).view(rows, top_k * block_tokens, record)
+    records = pool.index_select(0, own.reshape(-1)).flatten(0, 1)
+    if pool.dtype == torch.uint8:
+        records = decode_records(records, latent, query.shape[2] - latent, query.dtype)
+    records = records.view(rows, -1, records.shape[1])
     position = selected.unsqueeze(2) * block_tokens + torch.arange(block_tokens, device=pool.device)
     seen = (position < length.view(-1, 1, 1)) & (selected >= 0).unsqueeze(2)
     # All heads read the same records, so they stand where torch expects several query positions.

@@ -6,6 +6,8 @@ gathering each query's own records.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -15,6 +17,28 @@ _SCORES_AT_ONCE = 2**23
 """Scores of queries, heads and keys that are held at once: 32 MiB."""
 _NOTHING = -1e30
 """The weight of a part in which a query sees nothing: finite, so that two such parts merge into a third."""
+
+
+class Sight(NamedTuple):
+    """What each of T consecutive tokens of a row may see: the blocks named, up to itself."""
+
+    start: int  # position of the first
+    blocks: Tensor  # [T, groups or 1, n] int32, -1 = none; 1 = all groups see the same
+    block_tokens: int
+    window: int = 0  # newest tokens, of which all others are out of sight; 0 = none are for that
+
+    def mask(self, first: int, count: int) -> Tensor:
+        """[T, groups or 1, count] bool: of the tokens from `first` on, which begins a block."""
+        blocks = -(-count // self.block_tokens)
+        near = self.blocks - first // self.block_tokens
+        near = near.masked_fill((near < 0) | (near >= blocks), -1)
+        seen = blocks_seen(near, blocks).repeat_interleave(self.block_tokens, 2)[..., :count]
+        token = torch.arange(first, first + count, device=seen.device)
+        position = torch.arange(self.start, self.start + seen.shape[0], device=seen.device).unsqueeze(1)
+        past = token <= position
+        if self.window:
+            past &= token > position - self.window
+        return seen & past.unsqueeze(1)
 
 
 def attend_masked(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, scaling: float) -> Part:

@@ -60,6 +60,11 @@ class DecodeBatch:
         return self._by_lane(self.open_block)
 
     @cached_property
+    def lane_blocks(self) -> Tensor:
+        """[L] int32, how many blocks there are, for a kernel."""
+        return (self.lane_open_block + 1).int()
+
+    @cached_property
     def lane_length(self) -> Tensor:
         """[L] int64 tokens, the new one included."""
         return self._by_lane(self.length.long())

@@ -18,7 +18,8 @@ from services.decoder.kernels.decode_batch import DecodeBatch
 class LatentKernels(Protocol):
     """Shapes as DecodeBatch names them, of one group and blocks of one token: R rows.
 
-    Index keys are [device pages * page_tokens, index_dim]; all rows' lie among one another.
+    Index keys are [device pages * page_tokens, index_dim]; all rows' lie among one another. Where records are
+    attended to, coded ones are bytes.
     """
 
     def observe(self, batch: DecodeBatch, keys: Tensor, arena: Tensor | None, key: Tensor) -> None:
@@ -50,6 +51,9 @@ class LatentKernels(Protocol):
         Returns:
             [T, min(top_k, start + T)] int32, -1 = none.
         """
+
+    def code(self, record: Tensor, latent: int) -> Tensor:
+        """record_code.py's: [T, latent + roped] to [T, coded bytes] uint8, the same bytes everywhere."""
 
     def attend(
         self,

@@ -14,6 +14,7 @@ from services.decoder.kernels.attend_latent import attend_latent
 from services.decoder.kernels.attend_part import Part
 from services.decoder.kernels.choose_tokens import IndexQuery, choose_tokens
 from services.decoder.kernels.decode_batch import DecodeBatch
+from services.decoder.kernels.record_code import code_records
 
 
 class LatentTwins:
@@ -42,6 +43,10 @@ class LatentTwins:
         """kernels/choose_tokens.py; best first."""
         places = _places(pages.long().unsqueeze(0), page_tokens)[0, : start + index.weight.shape[0]]
         return choose_tokens(index, keys, places, start, top_k)
+
+    def code(self, record: Tensor, latent: int) -> Tensor:
+        """kernels/record_code.py."""
+        return code_records(record, latent)
 
     def attend(
         self,

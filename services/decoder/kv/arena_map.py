@@ -63,7 +63,7 @@ class ArenaMap:
         """[host pages * groups * blocks a page, block elements] of one layer; the caller may write it."""
         shape = self._shape
         blocks = self.layout.page_count * shape.groups * shape.blocks_per_page
-        return self._view("kv", layer, blocks * shape.block_elements, shape.dtype).view(
+        return self._view("kv", layer, blocks * shape.block_elements, shape.record_dtype).view(
             blocks, shape.block_elements
         )
 

@@ -50,7 +50,7 @@ class Full:
         self._arena = [arena.kv_blocks(layer) for layer in range(shape.layers)]
         blocks = device_pages * shape.groups * shape.blocks_per_page
         self._pools = [
-            torch.zeros(blocks, shape.block_elements, dtype=shape.dtype, device=device)
+            torch.zeros(blocks, shape.block_elements, dtype=shape.record_dtype, device=device)
             for _ in range(shape.layers)
         ]
         self.counters = torch.zeros(shape.layers, len(Counter), dtype=torch.int64, device=device)
@@ -137,6 +137,9 @@ class Full:
 
     def settle(self) -> None:
         """Nothing to do: it was written through at once."""
+
+    def abandon(self) -> None:
+        """Nothing waits to be written."""
 
     def hot_slots(self) -> SlotCount:
         """There is no hot buffer."""

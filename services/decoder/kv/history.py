@@ -17,7 +17,7 @@ from services.decoder.kv.shape import KvShape
 
 
 class KeysValues(NamedTuple):
-    """Both [tokens, kv_heads, head_dim]; of latent records, the value is the key's first `latent` numbers."""
+    """Both [tokens, kv_heads, head_dim]; of latent records the key is the record, the value a part of it."""
 
     key: Tensor
     value: Tensor
@@ -46,7 +46,7 @@ class Window:
         self.tokens = tokens
         self.device = device
         self._room = torch.empty(
-            tokens * shape.groups * shape.record_elements, dtype=shape.dtype, device=device
+            tokens * shape.groups * shape.record_elements, dtype=shape.record_dtype, device=device
         )
 
     def gather(self, source: Tensor, pages: Tensor, tokens: int) -> KeysValues:

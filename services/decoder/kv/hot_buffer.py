@@ -60,7 +60,9 @@ class HotBuffer:
         self._seated: set[int] = set()
         for each in self.classes:
             slots = each.pool_slots(shape.groups)
-            pool = torch.zeros(each.layers, slots, shape.block_elements, dtype=shape.dtype, device=device)
+            pool = torch.zeros(
+                each.layers, slots, shape.block_elements, dtype=shape.record_dtype, device=device
+            )
             first = len(self.pools)
             own = [shape.chooses(layer) for layer in range(first, first + each.layers)]
             tables_of = [count - 1 for count in accumulate(own)]

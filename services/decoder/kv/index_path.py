@@ -129,7 +129,7 @@ class RemoteIndexPath:
         pieces = [
             self._arena.pieces("kv", layer, pages, offsets, shape.block_bytes) for layer in self._layers
         ]
-        found = self._arena.read(np.concatenate(pieces)).view(shape.dtype)
+        found = self._arena.read(np.concatenate(pieces)).view(shape.record_dtype)
         return iter(found.view(len(self._layers), shape.groups, -1))
 
     def _stage(self, pages: Tensor, offsets: npt.NDArray[np.int64], data: Iterable[Tensor]) -> None:

@@ -28,8 +28,8 @@ def page_pieces(shape: KvShape, pages: Sequence[int], first: int, tokens: int) -
         first: where the run begins in the first page, tokens.
         tokens: of the run.
     """
-    record = shape.record_elements * shape.dtype.itemsize
-    page_bytes, of_group = shape.page_elements * shape.dtype.itemsize, shape.page_tokens * record
+    record = shape.record_elements * shape.record_dtype.itemsize
+    page_bytes, of_group = shape.page_elements * shape.record_dtype.itemsize, shape.page_tokens * record
     pieces: list[Piece] = []
     for number, page in enumerate(pages):
         begin = max(0, first - number * shape.page_tokens)

@@ -3,7 +3,8 @@
 Knows the layout, requesters and one deadline; neither what the bytes mean nor how a session is kept. Calls
 come from the engine's loop alone. Every call is over within its time: a connection that breaks is made anew
 and the request asked again while there is time, which is safe because reading changes nothing and writes are
-numbered. What fails raises and leaves nothing behind: writes that were staged are dropped with it.
+numbered. What fails raises and ends the connection, since other requests may be under way on it; the step
+that fails drops what it staged.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from services.contract.errors import HotsetError, NotFound, StateConflict, Unavailable
+from services.contract.errors import NotFound, StateConflict, Unavailable
 from services.contract.layout import ArenaLayout
 from services.contract.slot_request import (
     PIECE,
@@ -148,6 +149,10 @@ class RemoteArena:
 
         self._patiently(write)
 
+    def drop(self) -> None:
+        """Forget what was staged."""
+        self._staged.clear()
+
     def close(self) -> None:
         """Let go of the connection. Idempotent."""
         connection, self._connection = self._connection, None
@@ -179,12 +184,12 @@ class RemoteArena:
                         ) from error
                     _log.warning("store_lost error=%s", error)
         except (StateConflict, NotFound) as error:
-            self._staged.clear()
+            self.close()
             raise Unavailable(
                 f"the store no longer has what was computed for this answer ({error}); send the request again"
             ) from error
-        except HotsetError:
-            self._staged.clear()
+        except BaseException:
+            self.close()
             raise
 
 

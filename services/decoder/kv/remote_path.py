@@ -44,10 +44,10 @@ class RemotePath:
         shape = self._shape
         first_page, first = divmod(chunk.start, shape.page_tokens)
         pages = chunk.arena_pages[first_page : shape.pages_for(chunk.end)].tolist()
-        staged = torch.zeros(len(pages) * shape.page_elements, dtype=shape.dtype)
+        staged = torch.zeros(len(pages) * shape.page_elements, dtype=shape.record_dtype)
         numbers = torch.arange(len(pages), dtype=torch.int32)
         self._kernels.write_run(key, value, shape.as_pages(staged), numbers, first)
-        page_bytes = shape.page_elements * shape.dtype.itemsize
+        page_bytes = shape.page_elements * shape.record_dtype.itemsize
         packed = staged.view(torch.uint8)
         for place in range(len(pages)):  # a piece lies in one page
             of_page = packed[place * page_bytes : (place + 1) * page_bytes]
@@ -65,11 +65,11 @@ class RemotePath:
             HotsetError: as RemoteArena.read says.
         """
         shape = self._shape
-        size = shape.page_elements * shape.dtype.itemsize
+        size = shape.page_elements * shape.record_dtype.itemsize
         for start, end in window_runs(chunk.start, self._window.tokens):
             pages = chunk.arena_pages[start // shape.page_tokens : shape.pages_for(end)].numpy()
             pieces = self._arena.pieces("kv", layer, pages, np.zeros(len(pages), np.int64), size)
-            raw = self._arena.read(pieces).view(shape.dtype)
+            raw = self._arena.read(pieces).view(shape.record_dtype)
             yield self._window.gather(raw, torch.arange(len(pages), dtype=torch.int32), end - start)
 
     def finish(self) -> None:

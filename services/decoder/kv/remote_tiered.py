@@ -35,7 +35,7 @@ class RemoteTiered(Tiered):
         self._arena = arena
         shape = hot.shape
         self._blocks_of_page = shape.groups * shape.blocks_per_page
-        self._record_bytes = shape.record_elements * shape.dtype.itemsize
+        self._record_bytes = shape.record_elements * shape.record_dtype.itemsize
 
     def resolve(self, layer: int, batch: DecodeBatch, selected: Tensor) -> Placement:
         """The resolve of DESIGN section 4, and then the fetch of what it plans."""
@@ -76,10 +76,14 @@ class RemoteTiered(Tiered):
         """Write what was staged, and wait until it is there."""
         self._arena.settle()
 
+    def abandon(self) -> None:
+        """Nothing of it is written."""
+        self._arena.drop()
+
     def _open_blocks(self, home: Tensor) -> Iterator[Tensor]:
         shape = self._shape
         pieces = [self._pieces(layer, home) for layer in range(shape.layers)]
-        found = self._arena.read(np.concatenate(pieces)).view(shape.dtype)
+        found = self._arena.read(np.concatenate(pieces)).view(shape.record_dtype)
         yield from found.view(shape.layers, -1, shape.block_elements)
 
     def _fetch(self, layer: int, plan: MissPlan) -> int:
@@ -88,7 +92,7 @@ class RemoteTiered(Tiered):
         source, target = fetches(plan)
         misses = target.shape[0]
         if misses:
-            found = self._arena.read(self._pieces(layer, source)).view(self._shape.dtype)
+            found = self._arena.read(self._pieces(layer, source)).view(self._shape.record_dtype)
             self._layers[layer].pool.index_copy_(0, target, found.view(misses, -1))
         self.counters[layer, Counter.NANOSECONDS] += perf_counter_ns() - begun
         return misses

@@ -98,6 +98,9 @@ class Residence(Protocol):
         Of a GPU: once the step is done there. Before that no page of the step is sealed, and no row seated.
         """
 
+    def abandon(self) -> None:
+        """The step has failed: what it wrote and has not settled must not reach the arena any more."""
+
     def hot_slots(self) -> SlotCount:
         """Hot slots there are, and how many lanes own."""
 

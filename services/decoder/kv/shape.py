@@ -13,6 +13,7 @@ from torch import Tensor
 from services.contract.errors import SetupError
 from services.contract.planes import ENTRY_ALIGNMENT, Plane, PlaneLayer
 from services.decoder.kernels.index_code import TAIL_BYTES
+from services.decoder.kernels.record_code import coded_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,7 @@ class KvShape:
     index_dim: int = 0  # of a block in a model's own index (DSA: a token's key); 0 = bounds of blocks, if any
     anchors: tuple[int, ...] = ()  # by layer, the one whose choice it follows; empty = its own
     index_coded: bool = False  # DSA's keys are kept in eight bits, kernels/index_code.py
+    record_coded: bool = False  # latent records are kept in eight bits, kernels/record_code.py
 
     def __post_init__(self) -> None:
         if self.kv_heads % self.groups or self.page_tokens % self.block_tokens:
@@ -48,7 +50,14 @@ class KvShape:
     @property
     def record_elements(self) -> int:
         """Elements of a record: the group's keys, then its values."""
+        if self.record_coded:
+            return coded_bytes(self.latent, self.head_dim - self.latent)
         return (1 if self.latent else 2) * self.heads * self.head_dim
+
+    @property
+    def record_dtype(self) -> torch.dtype:
+        """Of a record's elements."""
+        return torch.uint8 if self.record_coded else self.dtype
 
     @property
     def block_elements(self) -> int:
@@ -58,7 +67,7 @@ class KvShape:
     @property
     def block_bytes(self) -> int:
         """Bytes of a block of one group: what resolve fetches for a miss."""
-        return self.block_elements * self.dtype.itemsize
+        return self.block_elements * self.record_dtype.itemsize
 
     @property
     def blocks_per_page(self) -> int:

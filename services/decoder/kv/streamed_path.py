@@ -78,7 +78,7 @@ class StreamedPath:
         pages = window_tokens // shape.page_tokens
         self._staged_pages = max(1, pages // _STAGED_SHARE)
         self._staged = torch.zeros(
-            2, self._staged_pages * shape.page_elements, dtype=shape.dtype, device=device
+            2, self._staged_pages * shape.page_elements, dtype=shape.record_dtype, device=device
         )
         self._numbers = torch.arange(pages, dtype=torch.int32, device=device)
         self._turn = 0
@@ -90,7 +90,7 @@ class StreamedPath:
         self._window: Window | None = None
         if reads:
             self._window = Window(kernels, shape, window_tokens, device)
-            self._raw = torch.zeros(2, pages * shape.page_elements, dtype=shape.dtype, device=device)
+            self._raw = torch.zeros(2, pages * shape.page_elements, dtype=shape.record_dtype, device=device)
 
     def begin(self, chunks: Sequence[PrefillChunk], *, reads: bool) -> None:
         """Start the first two copies behind everything that the computing stream was given so far."""

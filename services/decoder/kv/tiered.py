@@ -181,6 +181,9 @@ class Tiered:
     def settle(self) -> None:
         """Nothing to do: it was written through at once."""
 
+    def abandon(self) -> None:
+        """Nothing waits to be written."""
+
     def hot_slots(self) -> SlotCount:
         """Of the hot buffer."""
         return SlotCount(self.hot.slots_total, self.hot.slots_used)

@@ -59,13 +59,15 @@ def test_a_stranger_is_refused_and_counted(peer: Peer, fault: Fault) -> None:
 @pytest.mark.parametrize("fault", WRONG, ids=[fault.value for fault in WRONG])
 def test_credentials_that_change_after_the_hello_are_refused(peer: Peer, fault: Fault) -> None:
     """A requester that says hello as one session cannot ask as another, nor with another key."""
-    requester = peer.requester()
+    counters = TransportCounters()
+    requester = peer.requester(counters)
     requester._ledger._credentials = WRONG[fault]  # type: ignore[attr-defined]  # to be wrong on purpose
     before = peer.tell("counters")
     with pytest.raises(TransportFault):
         requester.wait(requester.submit(question([(0, 10)]), 10, 5.0))
     requester.close()
     assert sum(peer.tell("counters")[kind.value] - before[kind.value] for kind in WRONG) == 1
+    assert sum(counters.faults.values()) == 1
     assert served(peer)
 
 

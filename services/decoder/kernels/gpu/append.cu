@@ -6,8 +6,8 @@
 // start afresh, as the twin does it: what the slot held before was another row's. A full block's bounds are
 // written through to the arena.
 //
-// Compile-time: KV_HEADS, GROUPS, SIDES (2: keys and values, 1: keys alone), HEAD_DIM, BLOCK_TOKENS, BLOCKS_PER_PAGE, ELEMENT (0 float32, 1 bfloat16,
-// 2 float16), THREADS.
+// Compile-time: KV_HEADS, GROUPS, SIDES (2: keys and values, 1: keys alone), HEAD_DIM, BLOCK_TOKENS, BLOCKS_PER_PAGE,
+// ELEMENT (0 float32, 1 bfloat16, 2 float16, 3 bytes, of which no bounds are kept), THREADS.
 
 #include "widest.cuh"
 
@@ -28,12 +28,13 @@ struct AppendParams {
   i32 max_pages;
 };
 
-constexpr i32 HEAD = HEAD_DIM * (ELEMENT == 0 ? 4 : 2) / 16;  // 16-byte pieces of one head's key
+constexpr i32 HEAD_BYTES = HEAD_DIM * (ELEMENT == 0 ? 4 : ELEMENT == 3 ? 1 : 2);
+constexpr i32 HEAD = HEAD_BYTES / 16;                         // 16-byte pieces of one head's key
 constexpr i32 SIDE = KV_HEADS / GROUPS * HEAD;                // of a record's keys
 constexpr i32 RECORD = SIDES * SIDE;                          // of a record: the group's keys, then its values
 constexpr i32 ROW = GROUPS * RECORD;
 constexpr i32 PARTS = (ROW + THREADS - 1) / THREADS;          // thread blocks of one row
-static_assert(HEAD * 16 == HEAD_DIM * (ELEMENT == 0 ? 4 : 2), "a head must be whole 16-byte pieces");
+static_assert(HEAD * 16 == HEAD_BYTES, "a head must be whole 16-byte pieces");
 
 extern "C" __global__ void __launch_bounds__(THREADS) append(const __grid_constant__ AppendParams p) {
   let_next_begin();

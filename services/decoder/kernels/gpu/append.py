@@ -14,7 +14,7 @@ from torch import Tensor
 
 from services.decoder.kernels.gpu.kernel import Kernel
 
-_ELEMENTS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_ELEMENTS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.uint8: 3}
 _THREADS = 128
 
 
@@ -148,6 +148,8 @@ class AppendCall:
         if (self.bounds is None) != (self.arena_bounds_pointer == 0) or self.arena_bounds_pointer % 16:
             raise ValueError("arena_bounds_pointer must be a multiple of 16, and 0 only without bounds")
         if self.bounds is not None:
+            if shape.dtype == torch.uint8:
+                raise ValueError("bounds must be None of records that are bytes")
             wanted = (shape.blocks_per_page, shape.kv_heads, 2 * shape.head_dim)
             if self.bounds.shape[1:] != wanted or self.bounds.dtype != shape.dtype:
                 raise ValueError(f"bounds must be {shape.dtype} [pages, {', '.join(map(str, wanted))}]")

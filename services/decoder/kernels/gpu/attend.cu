@@ -7,7 +7,7 @@
 // weights, so that one matrix instruction serves 16 tokens or dims and 8 query heads.
 // Tokens that are not seen are never read: their keys and values are zeros, whatever their slots hold.
 //
-// Compile-time: HEAD_DIM, GROUP_SIZE, BLOCK_TOKENS, ELEMENT (1 bfloat16, 2 float16), WARPS, DEPTH.
+// Compile-time: HEAD_DIM, GROUP_SIZE, BLOCK_TOKENS, ELEMENT (1 bfloat16, 2 float16), WARPS, DEPTH, WINDOW.
 
 #include "elements.cuh"
 #include "tensor_cores.cuh"
@@ -59,7 +59,7 @@ struct Walk {
 // Starts copying a tile, of which each lane of the warp has looked one token up; returns which are seen, as bits.
 __device__ __forceinline__ u32 fetch(const AttendParams& p, const Ahead& ahead, i32 real_items, u32 to) {
   const i32 inside = threadIdx.x % 32;
-  const bool seen = ahead.item < real_items && ahead.token.seen(ahead.length);
+  const bool seen = ahead.item < real_items && is_seen(ahead.token, ahead.length);
   const u32 all = __ballot_sync(~0u, seen) & 0xffff;
   if (all) {
     const i64 mine = seen ? key_of(p, ahead.token, ahead.head) : -1;

@@ -46,6 +46,7 @@ class AttendShape:
     block_tokens: int
     dtype: torch.dtype
     depth: int = 2  # tiles of 16 tokens that a warp has under way
+    window: int = 0  # newest tokens of a row, of which all others are unseen; 0 = none are for that
     overlaps: bool = True  # with the launch ahead, if that is all it comes behind
 
     @classmethod
@@ -78,6 +79,7 @@ class AttendShape:
             "ELEMENT": _ELEMENTS[self.dtype],
             "WARPS": _WARPS,
             "DEPTH": self.depth,
+            "WINDOW": self.window,
         }
 
     @property
@@ -127,7 +129,7 @@ class AttendCall:
     real_rows: Tensor  # [1]
     out: Tensor  # [rows, query heads, head_dim]
     partial: Tensor  # float32 workspace, at least `workspace` elements
-    arrived: Tensor  # [rows * KV heads], zero
+    arrived: Tensor  # [rows * KV heads], zero; unused where lanes are not cut
     groups: int
     scaling: float
     splits: int  # parts that each lane's blocks are cut into; the result depends on it in the last bits
@@ -135,7 +137,9 @@ class AttendCall:
 
     @staticmethod
     def workspace(shape: AttendShape, units: int, splits: int) -> int:
-        """Elements of `partial`."""
+        """Elements of `partial`; a lane that is not cut needs none."""
+        if splits == 1:
+            return 0
         return units * splits * shape.group_size * (shape.head_dim + 2)
 
     def launch(self, shape: AttendShape) -> None:
@@ -191,7 +195,7 @@ class AttendCall:
         units = self.slots.shape[0] * heads
         if self.partial.numel() < self.workspace(shape, units, self.splits):
             raise ValueError("partial is too small for this many rows and splits")
-        if self.arrived.numel() < units:
+        if self.splits > 1 and self.arrived.numel() < units:
             raise ValueError("arrived is too small for this many rows")
 
 

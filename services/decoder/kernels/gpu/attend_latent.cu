@@ -7,12 +7,14 @@
 //   scores   HEAD_WARPS shares of the heads, SLICES of a key's length, the rest of the warps by tokens
 //   softmax  a few threads a head, which also add up the slices and keep the head's running maximum and weight
 //   sums     every warp its own stretch of LATENT, for all heads
-// Tokens that are not seen are never read: their records are zeros, whatever their slots hold.
+// Tokens that are not seen are never read: their records are zeros, whatever their slots hold. Records in eight bits
+// come as they are, and each chunk is widened in shared memory before it is used.
 //
-// Compile-time: LATENT, ROPED, HEAD_TILE, BLOCK_TOKENS, ELEMENT (1 bfloat16, 2 float16), TOKENS, DEPTH (chunks under
+// Compile-time: LATENT, ROPED, CODED (1: records are in eight bits), HEAD_TILE, BLOCK_TOKENS, ELEMENT (1 bfloat16, 2 float16), TOKENS, DEPTH (chunks under
 // way), WARPS, HEAD_WARPS, SLICES, CLUSTER.
 
 #include "elements.cuh"
+#include "coded_records.cuh"
 #include "tensor_cores.cuh"
 #include "parts.cuh"
 #include "cluster_parts.cuh"
@@ -21,10 +23,12 @@
 
 constexpr i32 THREADS = WARPS * 32;
 constexpr i32 RECORD = LATENT + ROPED;
-constexpr i32 VECTORS = RECORD / 8;                          // 16-byte pieces of a record
-constexpr i32 RECORD_BYTES = VECTORS * 16;
+constexpr i32 VECTORS = RECORD / 8;                          // 16-byte pieces of a record as it is used,
+constexpr i32 PIECES = RECORD_BYTES / 16;                    // and as it comes
 constexpr i32 STRIDE = (VECTORS / 2 * 2 + 1) * 16;           // of records in shared memory: 8 of them in 8 banks
-constexpr i32 CHUNK_BYTES = TOKENS * STRIDE;
+constexpr i32 COMING_STRIDE = CODED ? RECORD_BYTES : STRIDE;
+constexpr i32 COMING_BYTES = TOKENS * COMING_STRIDE;
+constexpr i32 WIDE_BYTES = CODED ? TOKENS * STRIDE : 16;      // of a chunk in eight bits, as it is used
 constexpr i32 WARP_TOKENS = TOKENS / WARPS;                  // that a warp brings
 constexpr i32 TOKEN_WARPS = WARPS / (HEAD_WARPS * SLICES);
 constexpr i32 HEAD_TILES = HEAD_TILE / 16;
@@ -37,19 +41,21 @@ constexpr i32 WEIGHT_ROW = TOKENS * 2 + 16;                  // bytes
 constexpr i32 SHARERS = THREADS / HEAD_TILE;                 // threads of one head's softmax
 constexpr i32 FOURS = TOKENS / (SHARERS * 4);                // groups of 4 tokens of each
 using Own = Part<HEAD_TILE, LATENT>;
-static_assert(VECTORS % 2 == 0 && WARP_TOKENS * VECTORS % 32 == 0, "a warp's tokens must be whole copies");
+static_assert(VECTORS % 2 == 0 && PIECES * 16 == RECORD_BYTES, "records must be whole copies");
+static_assert(!CODED || ROPED % 8 == 0, "what is turned must be whole copies");
 static_assert(SCORE_TOKENS % 2 == 0 && SUM_DIMS % 2 == 0 && FOURS > 0 && SCORE_HEADS > 0, "too many warps");
 static_assert(RECORD / 16 % SLICES == 0, "slices must be whole matrix steps");
 
 struct Shared {  // sits in dynamic shared memory; the block's part lies over the queries and chunks in the end
   char query[HEAD_TILE * STRIDE];
-  char chunk[DEPTH][CHUNK_BYTES];
+  char coming[DEPTH][COMING_BYTES];
   float score[SLICES][HEAD_TILE][SCORE_ROW];
   char weight[HEAD_TILE * WEIGHT_ROW];
   float fade[HEAD_TILE], top[HEAD_TILE], total[HEAD_TILE];
   bool seen[DEPTH][TOKENS];
+  __align__(16) char wide[WIDE_BYTES];
 };
-static_assert(sizeof(Own) <= HEAD_TILE * STRIDE + DEPTH * CHUNK_BYTES, "the part must fit over queries and chunks");
+static_assert(sizeof(Own) <= HEAD_TILE * STRIDE + DEPTH * COMING_BYTES, "the part must fit over queries and chunks");
 
 // The scores of a chunk, slice by slice.
 __device__ __forceinline__ void score_chunk(Shared& shared, u32 chunk) {
@@ -214,12 +220,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_latent(const __grid
     const bool is_seen = real && mine.seen(length);
     if (inside < WARP_TOKENS) shared.seen[stage][warp * WARP_TOKENS + inside] = is_seen;
     const i64 from = is_seen ? mine.record() * RECORD_BYTES : -1;
-    const u32 to = shared_address(shared.chunk[stage]) + warp * WARP_TOKENS * STRIDE;
+    const u32 to = shared_address(shared.coming[stage]) + warp * WARP_TOKENS * COMING_STRIDE;
 #pragma unroll
-    for (i32 n = 0; n < WARP_TOKENS * VECTORS / 32; ++n) {
-      const i32 piece = n * 32 + inside, of = piece / VECTORS, vector = piece % VECTORS;
+    for (i32 n = 0; n < (WARP_TOKENS * PIECES + 31) / 32; ++n) {
+      const i32 piece = n * 32 + inside, of = piece / PIECES, vector = piece % PIECES;
       const i64 record = __shfl_sync(~0u, from, of);
-      copy_16(to + of * STRIDE + vector * 16, (const char*)p.pool + max(record, 0ll) + vector * 16, record >= 0);
+      if (WARP_TOKENS * PIECES % 32 && piece >= WARP_TOKENS * PIECES) break;
+      copy_16(to + of * COMING_STRIDE + vector * 16, (const char*)p.pool + max(record, 0ll) + vector * 16, record >= 0);
     }
     return is_seen;
   };
@@ -227,7 +234,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_latent(const __grid
 #pragma unroll
   for (i32 d = 0; d < DEPTH; ++d) ahead[d] = token(d);
   if (real) {
-    const char* from = (const char*)p.query + ((i64)row * p.heads + first_head) * RECORD_BYTES;
+    const char* from = (const char*)p.query + ((i64)row * p.heads + first_head) * RECORD * 2;
     for (i32 i = threadIdx.x; i < HEAD_TILE * VECTORS; i += THREADS) {
       const bool exists = first_head + i / VECTORS < p.heads;
       copy_16(shared_address(shared.query) + i / VECTORS * STRIDE + i % VECTORS * 16, from + (exists ? i * 16 : 0), exists);
@@ -248,7 +255,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_latent(const __grid
     const Token next = token(n + DEPTH);
     wait_groups<DEPTH - 1>();
     if (__syncthreads_or(any[0])) {
-      const u32 chunk = shared_address(shared.chunk[stage]);
+      if (CODED) {
+        widen<TOKENS, STRIDE, THREADS>(shared.coming[stage], shared.wide);
+        __syncthreads();
+      }
+      const u32 chunk = shared_address(CODED ? shared.wide : shared.coming[stage]);
       score_chunk(shared, chunk);
       __syncthreads();
       softmax.add(shared, shared.seen[stage], p.scaling * 1.44269504f);  // log2(e)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from services.decoder.kernels.gpu.kernel import Kernel
+from services.decoder.kernels.record_code import coded_bytes
 
 _ELEMENTS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _PLAIN_WARPS = 4
@@ -48,19 +49,28 @@ class AttendLatentShape:
     head_warps: int  # the scores' split over warps: by heads,
     slices: int  # by a record's length, and by tokens
     split_tokens: int
+    coded: bool = False  # records are kernels/record_code.py's, `dtype` is the query's
     overlaps: bool = True  # with the launch ahead, if that is all it comes behind
 
     @classmethod
     def fitting(
-        cls, latent: int, roped: int, heads: int, block_tokens: int, dtype: torch.dtype, cluster: int
+        cls,
+        latent: int,
+        roped: int,
+        heads: int,
+        block_tokens: int,
+        dtype: torch.dtype,
+        cluster: int,
+        *,
+        coded: bool = False,
     ) -> AttendLatentShape:
-        """The variant for so many query heads (docs/log.md has what was tried)."""
+        """The variant for so many query heads (docs/log.md has what was tried; not of coded records)."""
         record = (latent, roped)
         if heads <= 16:
-            return cls(*record, 16, block_tokens, dtype, cluster, 4, 32, 1, 1, 4, 64)
+            return cls(*record, 16, block_tokens, dtype, cluster, 4, 32, 1, 1, 4, 64, coded=coded)
         if heads <= 32:
-            return cls(*record, 32, block_tokens, dtype, cluster, 8, 32, 2, 2, 4, 64)
-        return cls(*record, 64, block_tokens, dtype, cluster, 8, 32, 3, 2, 4, 128)
+            return cls(*record, 32, block_tokens, dtype, cluster, 8, 32, 2, 2, 4, 64, coded=coded)
+        return cls(*record, 64, block_tokens, dtype, cluster, 8, 32, 3, 2, 4, 128, coded=coded)
 
     @staticmethod
     def takes(latent: int, roped: int, dtype: torch.dtype) -> bool:
@@ -77,6 +87,7 @@ class AttendLatentShape:
         return {
             "LATENT": self.latent,
             "ROPED": self.roped,
+            "CODED": int(self.coded),
             "HEAD_TILE": self.head_tile,
             "BLOCK_TOKENS": self.block_tokens,
             "ELEMENT": _ELEMENTS[self.dtype],
@@ -94,7 +105,9 @@ class AttendLatentShape:
         record = (self.latent + self.roped) * 2 + 16
         scores = self.slices * self.head_tile * (self.tokens + 4) * 4
         weights = self.head_tile * (self.tokens * 2 + 16)
-        chunks = self.depth * self.tokens * (record + 1)
+        coming = coded_bytes(self.latent, self.roped) if self.coded else record
+        wide = self.tokens * record if self.coded else 16
+        chunks = self.depth * self.tokens * (coming + 1) + wide
         return self.head_tile * record + chunks + scores + weights + self.head_tile * 12
 
     @cached_property
@@ -119,6 +132,7 @@ class PlainLatentShape:
     block_tokens: int
     dtype: torch.dtype
     most_tokens: int  # of a row's blocks together
+    coded: bool = False  # as AttendLatentShape's
     overlaps: bool = True  # as AttendLatentShape's
 
     head_tile: ClassVar[int] = 1
@@ -134,6 +148,7 @@ class PlainLatentShape:
         return {
             "LATENT": self.latent,
             "ROPED": self.roped,
+            "CODED": int(self.coded),
             "BLOCK_TOKENS": self.block_tokens,
             "ELEMENT": _ELEMENTS[self.dtype],
             "WARPS": _PLAIN_WARPS,
@@ -160,7 +175,7 @@ class AttendLatentCall:
     """One layer's launch. Index tensors are int32; everything lies on the device."""
 
     query: Tensor  # [rows, heads, latent + roped]
-    pool: Tensor  # [pool slots, block_tokens, latent + roped]
+    pool: Tensor  # [pool slots, block_tokens, latent + roped], or coded: uint8
     slots: Tensor  # [rows, top_k], -1 = none
     selected: Tensor  # [rows, top_k], -1 = none
     length: Tensor  # [rows]
@@ -222,13 +237,15 @@ class AttendLatentCall:
         """
         rows, heads = self.query.shape[:2]
         record = shape.latent + shape.roped
-        if self.pool.shape[1:] != (shape.block_tokens, record):
-            raise ValueError(f"pool must be [slots, {shape.block_tokens}, {record}]")
+        kept = torch.uint8 if shape.coded else shape.dtype
+        wide = coded_bytes(shape.latent, shape.roped) if shape.coded else record
+        if self.pool.shape[1:] != (shape.block_tokens, wide):
+            raise ValueError(f"pool must be [slots, {shape.block_tokens}, {wide}]")
         if self.query.shape[2] != record or self.out.shape != (rows, heads, shape.latent):
             raise ValueError(f"query must be [rows, heads, {record}], out [rows, heads, {shape.latent}]")
-        for name in ("query", "pool", "out"):
-            if getattr(self, name).dtype != shape.dtype or not getattr(self, name).is_contiguous():
-                raise ValueError(f"{name} must be contiguous {shape.dtype}")
+        for name, dtype in (("query", shape.dtype), ("pool", kept), ("out", shape.dtype)):
+            if getattr(self, name).dtype != dtype or not getattr(self, name).is_contiguous():
+                raise ValueError(f"{name} must be contiguous {dtype}")
         for name in ("slots", "selected", "length", "real_rows", "arrived"):
             if getattr(self, name).dtype != torch.int32 or not getattr(self, name).is_contiguous():
                 raise ValueError(f"{name} must be contiguous int32")

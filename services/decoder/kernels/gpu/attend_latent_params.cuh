@@ -2,7 +2,7 @@
 
 struct AttendLatentParams {
   const void* query;     // [rows, heads, LATENT + ROPED]
-  const void* pool;      // [pool slots, BLOCK_TOKENS, LATENT + ROPED]
+  const void* pool;      // [pool slots, BLOCK_TOKENS, LATENT + ROPED], or coded (coded_records.cuh)
   const i32* slots;      // [rows, top_k] pool slots, -1 = none
   const i32* selected;   // [rows, top_k] the blocks in them, -1 = none
   const i32* length;     // [rows] tokens, the newest included

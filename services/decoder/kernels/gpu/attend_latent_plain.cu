@@ -3,9 +3,11 @@
 // The definition is the twin, kernels/attend_latent.py. A thread block serves one head of one row: the scores of all
 // its tokens, their softmax, then each thread some of the output's numbers. Tokens that are not seen are never read.
 //
-// Compile-time: LATENT, ROPED, BLOCK_TOKENS, ELEMENT (0 float32, 1 bfloat16, 2 float16), WARPS.
+// Compile-time: LATENT, ROPED, CODED (1: records are in eight bits), BLOCK_TOKENS, ELEMENT (of all else: 0 float32,
+// 1 bfloat16, 2 float16), WARPS.
 
 #include "elements.cuh"
+#include "coded_records.cuh"
 #include "tokens.cuh"
 #include "attend_latent_params.cuh"
 
@@ -13,11 +15,6 @@ constexpr i32 THREADS = WARPS * 32;
 constexpr i32 RECORD = LATENT + ROPED;
 constexpr float UNSEEN = -3.0e38f;
 static_assert(LATENT % 4 == 0, "the output is written four numbers at a time");
-
-__device__ __forceinline__ float at(const void* numbers, i64 i) {
-  if (ELEMENT == 0) return ((const float*)numbers)[i];
-  return unpack(((const u16*)numbers)[i]).x;
-}
 
 extern "C" __global__ void __launch_bounds__(THREADS) attend_latent_plain(const __grid_constant__ AttendLatentParams p) {
   extern __shared__ float score[];  // [top_k * BLOCK_TOKENS]
@@ -29,7 +26,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_latent_plain(const 
   const i32 length = p.length[row], tokens = p.top_k * BLOCK_TOKENS;
   const i32* slots = p.slots + (i64)row * p.top_k;
   const i32* selected = p.selected + (i64)row * p.top_k;
-  for (i32 i = threadIdx.x; i < RECORD; i += THREADS) query[i] = at(p.query, (i64)blockIdx.x * RECORD + i);
+  for (i32 i = threadIdx.x; i < RECORD; i += THREADS) query[i] = load(p.query, (i64)blockIdx.x * RECORD + i);
   __syncthreads();
 
   float highest = UNSEEN;
@@ -40,7 +37,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_latent_plain(const 
     if (token.seen(length)) {
       sum = 0;
 #pragma unroll 4
-      for (i32 d = inside; d < RECORD; d += 32) sum = fmaf(query[d], at(p.pool, token.record() * RECORD + d), sum);
+      for (i32 d = inside; d < RECORD; d += 32) sum = fmaf(query[d], number_in(p.pool, token.record(), d), sum);
 #pragma unroll
       for (i32 step = 16; step; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
       sum *= p.scaling;
@@ -75,9 +72,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_latent_plain(const 
 #pragma unroll 1
     for (i32 i = 0; i < tokens; ++i) {
       if (score[i] == 0) continue;
-      const i64 record = Token(slots, selected, tokens, i).record() * RECORD + d;
-      sum.x = fmaf(score[i], at(p.pool, record), sum.x), sum.y = fmaf(score[i], at(p.pool, record + 1), sum.y);
-      sum.z = fmaf(score[i], at(p.pool, record + 2), sum.z), sum.w = fmaf(score[i], at(p.pool, record + 3), sum.w);
+      const i64 record = Token(slots, selected, tokens, i).record();
+      const auto number = [&](i32 i) { return number_in(p.pool, record, d + i); };
+      sum.x = fmaf(score[i], number(0), sum.x), sum.y = fmaf(score[i], number(1), sum.y);
+      sum.z = fmaf(score[i], number(2), sum.z), sum.w = fmaf(score[i], number(3), sum.w);
     }
     store_4(p.out, (i64)blockIdx.x * LATENT + d, {sum.x * share, sum.y * share, sum.z * share, sum.w * share});
   }

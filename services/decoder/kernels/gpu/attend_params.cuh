@@ -3,7 +3,8 @@
 // The work is cut into items: one split (share of the blocks) of one unit (a KV head of a lane). A thread block takes
 // the item of its number, then the one gridDim.x further on, and so on.
 //
-// Compile-time: HEAD_DIM, GROUP_SIZE (query heads of a KV head), BLOCK_TOKENS, ELEMENT, WARPS.
+// Compile-time: HEAD_DIM, GROUP_SIZE (query heads of a KV head), BLOCK_TOKENS, ELEMENT, WARPS, WINDOW (newest tokens
+// of a row that are seen at all; 0 = every token is, for that).
 
 struct AttendParams {
   const void* query;      // [rows, groups * heads * GROUP_SIZE, HEAD_DIM]
@@ -40,6 +41,11 @@ struct Place {
 
   __device__ __forceinline__ Token token(i32 i) const { return Token(slots, selected, tokens, i); }
 };
+
+// Whether a row of `length` tokens sees a token.
+__device__ __forceinline__ bool is_seen(const Token& token, i32 length) {
+  return token.seen(length) && (WINDOW == 0 || token.block * BLOCK_TOKENS + token.offset >= length - WINDOW);
+}
 
 // The key of a token's `head`, in bytes of the pool.
 __device__ __forceinline__ i64 key_of(const AttendParams& p, const Token& token, i32 head) {

@@ -3,7 +3,7 @@
 // The definition is the twin, kernels/attend.py (attend_slots). LANES threads of a warp hold one token; a warp
 // takes STRIDE tokens at a time. Tokens that are not seen are never read.
 //
-// Compile-time: HEAD_DIM, GROUP_SIZE, BLOCK_TOKENS, ELEMENT (0), WARPS.
+// Compile-time: HEAD_DIM, GROUP_SIZE, BLOCK_TOKENS, ELEMENT (0), WARPS, WINDOW.
 
 #include "elements.cuh"
 #include "parts.cuh"
@@ -91,7 +91,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) attend_plain(const __gr
     Softmax softmax;
     for (i32 i = walker; i < place.tokens; i += WARPS * STRIDE) {
       const Token token = place.token(i);
-      if (!token.seen(length)) continue;
+      if (!is_seen(token, length)) continue;
       const float* from = (const float*)((const char*)p.pool + key_of(p, token, place.head));
       float4 key[LOADS], value[LOADS];
       load(key, from, part);

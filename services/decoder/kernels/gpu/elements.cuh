@@ -22,6 +22,12 @@ __device__ __forceinline__ float2 unpack(u32 both) {
   return wide;
 }
 
+// One element, whichever it is.
+__device__ __forceinline__ float load(const void* tensor, i64 at) {
+  if (ELEMENT == 0) return ((const float*)tensor)[at];
+  return unpack(((const u16*)tensor)[at]).x;
+}
+
 // Four neighbours, of which `at` (counted in elements) is the first; `at` is a multiple of 4.
 __device__ __forceinline__ void store_4(void* tensor, i64 at, const float4& values) {
   if (ELEMENT == 0) *(float4*)((float*)tensor + at) = values;

@@ -22,8 +22,10 @@ from services.decoder.kernels.gpu.attend_latent import (
     LatentVariant,
     PlainLatentShape,
 )
+from services.decoder.kernels.gpu.code_records import CodeRecordsCall, CodeRecordsShape
 from services.decoder.kernels.gpu.pick_tokens import PickCall, PickShape
 from services.decoder.kernels.gpu.score_tokens import ScoreCall, ScoreShape
+from services.decoder.kernels.record_code import coded_bytes
 
 _Shape = TypeVar("_Shape")
 _CLUSTER = 8
@@ -126,6 +128,17 @@ class GpuLatentKernels:
             pick.launch(picking)
         return chosen
 
+    def code(self, record: Tensor, latent: int) -> Tensor:
+        """kernels/gpu/code_records.cu."""
+        count, width = record.shape
+        shape = self._same(CodeRecordsShape(latent, width - latent, record.dtype))
+        size = coded_bytes(latent, width - latent)
+        coded = torch.empty(count, size, dtype=torch.uint8, device=record.device)
+        call = CodeRecordsCall(record.contiguous(), coded)
+        call.check(shape)
+        call.launch(shape)
+        return coded
+
     def attend(
         self,
         batch: DecodeBatch,
@@ -224,14 +237,16 @@ class GpuLatentKernels:
     def _attend_shape(
         self, query: Tensor, pool: Tensor, top_k: int, latent: int, cluster: int
     ) -> LatentVariant:
-        block_tokens, record = pool.shape[1:]
+        _, heads, record = query.shape
+        block_tokens, coded = pool.shape[1], pool.dtype == torch.uint8
         roped = record - latent
         if AttendLatentShape.takes(latent, roped, query.dtype):
-            return self._same(
-                AttendLatentShape.fitting(latent, roped, query.shape[1], block_tokens, query.dtype, cluster)
-            )
+            sizes = (latent, roped, heads, block_tokens, query.dtype, cluster)
+            return self._same(AttendLatentShape.fitting(*sizes, coded=coded))
         most_tokens = -(-top_k * block_tokens // 512) * 512  # few variants, whatever a prompt's width
-        return self._same(PlainLatentShape(latent, roped, block_tokens, query.dtype, most_tokens))
+        return self._same(
+            PlainLatentShape(latent, roped, block_tokens, query.dtype, most_tokens, coded=coded)
+        )
 
     def _same(self, shape: _Shape) -> _Shape:
         """The equal shape seen before, whose kernel is loaded, or this one."""

@@ -170,6 +170,8 @@ class GpuKernels:
         bounds: BlockBounds | None,
     ) -> None:
         """kernels/gpu/append.cu."""
+        sides = _sides(value)
+        key, value = _whole_tokens(key), _whole_tokens(value) if sides == 2 else value
         _, kv_heads, head_dim = key.shape
         shape = self._same(
             AppendShape(
@@ -179,7 +181,7 @@ class GpuKernels:
                 batch.block_tokens,
                 batch.blocks_per_page,
                 key.dtype,
-                sides=_sides(value),
+                sides=sides,
             )
         )
         call = AppendCall(
@@ -273,7 +275,8 @@ class GpuKernels:
 
 def _whole_tokens(side: Tensor) -> Tensor:
     """[tokens, heads, head_dim] with a token's heads side by side; transformers lays them apart."""
-    return side if side.stride()[1:] == (side.shape[2], 1) else side.contiguous()
+    whole = side.stride()[1:] == (side.shape[2], 1)
+    return side if whole else side.clone(memory_format=torch.contiguous_format)
 
 
 def _sides(value: Tensor) -> int:
