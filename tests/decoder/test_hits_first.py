@@ -96,9 +96,12 @@ def test_two_halves_are_the_attention_over_records_in_eight_bits() -> None:
     query = torch.randn(ROWS, 3, latent + roped, generator=torch.Generator().manual_seed(1))
     coded = code_records(pool.nan_to_num().flatten(0, 1), latent).view(30, BLOCK, -1)
     _, hits, misses = halves(pool, slots, selected, "mixed")
-    both = [attend_latent_half(query, coded, slots, half, length, 0.1, latent) for half in (hits, misses)]
+    early, late = (
+        attend_latent_half(query, coded, slots, half, length, 0.1, latent) for half in (hits, misses)
+    )
     expected = attend_latent(query, coded, slots, selected, length, 0.1, latent)
-    torch.testing.assert_close(merge_parts(*both, torch.float32).out, expected, atol=1e-6, rtol=1e-5)
+    whole = merge_parts(early, late, torch.float32)
+    torch.testing.assert_close(whole.out, expected, atol=1e-6, rtol=1e-5)
 
 
 def test_what_is_resident_and_what_is_fetched_make_up_the_selection() -> None:

@@ -62,7 +62,8 @@ class AttendShape:
     ) -> AttendShape:
         """The variant for `units` = rows * KV heads."""
         dims = next(dims for most, dims in _DIMS_UNDER_WAY if units <= most)
-        return cls(head_dim, group_size, block_tokens, dtype, max(1, dims // head_dim), overlaps)
+        depth = max(1, dims // head_dim)
+        return cls(head_dim, group_size, block_tokens, dtype, depth, overlaps=overlaps)
 
     @property
     def source(self) -> str:
