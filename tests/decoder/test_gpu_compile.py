@@ -60,6 +60,14 @@ def test_a_resolve_that_leaves_its_fetches_to_a_replay_compiles(arch: str) -> No
     assert compile_kernel("resolve", shape.defines, arch)[:4] == b"\x7fELF"
 
 
+def test_what_does_not_overlap_is_the_same_code() -> None:
+    sizes = (128, 4, 16, torch.bfloat16, 64)
+    usual, joined = (AttendShape.fitting(*sizes, overlaps=overlaps) for overlaps in (True, False))
+    assert usual != joined
+    assert usual.defines == joined.defines
+    assert usual.defines["WINDOW"] == 0
+
+
 @pytest.mark.parametrize("arch", CLUSTERS)
 def test_replay_compiles(arch: str) -> None:
     assert compile_kernel("replay", ReplayShape(1152).defines, arch)[:4] == b"\x7fELF"
