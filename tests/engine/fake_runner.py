@@ -1,14 +1,19 @@
 """A model without tensors: the next token is a hash of all tokens before it. Pure Python.
 
 It keeps what a real runner's memory would hold - which token each page was computed with - so that a token
-fed at a wrong position, into a wrong page, or read from a page of another shows at once.
+fed at a wrong position, into a wrong page, or read from a page of another shows at once. As on a stream,
+what was launched first is done first; but it may be under way until it is collected, and what it names must
+stay where it is until then.
 """
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
+from services.decoder.engine.host_pages import HostPage
 from services.decoder.engine.limits import Limits
 from services.decoder.engine.sequence import SampledToken, Sequence
 from services.decoder.engine.step_plan import StepPlan
@@ -32,34 +37,89 @@ def answer(prompt: list[int], seed: int, max_tokens: int, stop: frozenset[int], 
     return tokens
 
 
-@dataclass(frozen=True)
-class Computed:
+@dataclass(eq=False)
+class UnderWay:
+    """A step that was launched and not collected, and what it names."""
+
     plan: StepPlan
-    sampled: dict[int, SampledToken]
+    rows: set[int]
+    pages: Counter[HostPage]  # references: each row in it reads all of its pages
+    device: set[int]
+    reached: dict[Sequence, int]  # by its chunks
+    draws: list[tuple[Sequence, int, list[int]]]  # whose, in which row, behind which tokens
+    runner: FakeRunner
+    sampled: dict[int, SampledToken] = field(default_factory=dict)
+    is_complete: bool = False
+
+    def complete(self) -> None:
+        """Chunks and draw, which come when the step before may have been booked."""
+        if not self.is_complete:
+            self.is_complete = True
+            self.runner.rest(self)
 
     def collect(self) -> dict[int, SampledToken]:
+        self.complete()
+        for page, count in self.pages.items():
+            assert self.runner.references(page) >= count, "a page went back while a step named it"
+        self.runner.under_way.remove(self)
         return self.sampled
 
 
 class FakeRunner:
     """Carries plans out and checks each against the rules that the real one relies on."""
 
-    def __init__(self, limits: Limits, *, runs_ahead: bool = False) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        *,
+        runs_ahead: bool = False,
+        references: Callable[[HostPage], float] = lambda page: float("inf"),
+    ) -> None:
+        """`references` says how often the store has lent a page."""
         self.limits = limits
         self.runs_ahead = runs_ahead
-        self.drawn: dict[Sequence, int] = {}  # by the step launched last, whether or not it has been booked
-        self.launched_ahead = 0
+        self.references = references
+        self.under_way: list[UnderWay] = []
+        self.drawn: list[tuple[Sequence, int]] = []  # by the step launched last, in the order of its draw
+        self.launched: Counter[str] = Counter()  # steps by how they were planned
         self.fed = 0  # tokens computed
         self.tables: dict[int, list[tuple[int, int]]] = {}  # row -> (host page, device page)
         self.host: dict[int, dict[int, int]] = {}  # host page -> place in it -> token
         self.device: dict[int, dict[int, int]] = {}
 
-    def launch(self, plan: StepPlan) -> Computed:
-        self.launched_ahead += plan.ahead
-        return Computed(plan, self.run(plan))
+    @property
+    def launched_ahead(self) -> int:
+        return self.launched["ahead"]
+
+    def wait(self) -> None:
+        self.under_way.clear()
+
+    def launch(self, plan: StepPlan) -> UnderWay:
+        if plan.tokens:
+            self.launched[plan.planned.value] += 1
+        assert len(self.under_way) == int(plan.ahead), "a step ahead follows one that runs, another does not"
+        for step in self.under_way:
+            assert step.is_complete, "a step is launched amidst another"
+            self._check_apart(plan, step)
+        here = self.begin(plan)
+        self.under_way.append(here)
+        return here
+
+    def _check_apart(self, plan: StepPlan, step: UnderWay) -> None:
+        """What a step under way names does not change hands."""
+        assert not set(plan.left_rows) & step.rows, "a row is left while a step runs that names it"
+        assert not [one for one in plan.sequences if one.finish], "one that has ended goes on"
+        taken = {page for pages in plan.new_pages for page in pages.device_pages}
+        assert not taken & step.device, "a device page is taken from a step that runs"
 
     def run(self, plan: StepPlan) -> dict[int, SampledToken]:
-        """As engine/runner.py's, with lists for tensors."""
+        """A step all at once."""
+        step = self.begin(plan)
+        step.complete()
+        return step.sampled
+
+    def begin(self, plan: StepPlan) -> UnderWay:
+        """As engine/runner.py's launch, with lists for tensors: tables, and the decode rows."""
         assert plan.tokens <= self.limits.max_step_tokens
         for row in plan.left_rows:
             self.tables.pop(row, None)
@@ -87,35 +147,58 @@ class FakeRunner:
         busy = [*plan.decodes, *(chunk.sequence for chunk in plan.chunks)]
         rows = [sequence.row for sequence in busy]
         assert len(set(rows)) == len(rows)
-        sampled: dict[int, SampledToken] = {}
-        before, self.drawn = self.drawn, {}
         for sequence in plan.seats:
             assert sequence.generated, "a row was seated that has nothing to go on with"
-        assert not (plan.ahead and (plan.chunks or plan.left_rows or plan.seats)), (
-            "a row changes hands while a step runs"
-        )
-        for sequence in plan.decodes:
-            late = [before[sequence]] if plan.ahead else []  # drawn, and not in the books yet
-            self._feed(sequence, sequence.computed + len(late), [[*sequence.generated, *late][-1]])
-            sampled[self._row(sequence)] = self._sample(sequence, late)
+            assert not plan.ahead, "one that goes on in mid-answer is left to a step that is not ahead"
+        reached = self.under_way[-1].reached if plan.ahead else {}
         for sequence, start, end in plan.chunks:
-            assert start == sequence.computed
+            assert start == reached.get(sequence, sequence.computed)
             assert start % self.limits.block_tokens == 0, "a chunk starts inside a block"
             assert start < end <= len(sequence.prompt)
-            self._feed(sequence, start, sequence.prompt[start:end])
-            if end == len(sequence.prompt):
-                sampled[self._row(sequence)] = self._sample(sequence, [])
-        return sampled
+        draws = []
+        for at, sequence in enumerate(plan.decodes):
+            late = []
+            if plan.ahead:  # drawn, and not in the books yet
+                drawer, token = self.drawn[plan.from_draw[at]]
+                assert drawer is sequence, "the token of another is fed"
+                late = [token]
+            behind = [*sequence.generated, *late]
+            self._feed(self._row(sequence), self._place(plan, sequence), behind[-1:])
+            draws.append((sequence, self._row(sequence), behind))
+        ends = [one for one, _, end in plan.chunks if end == len(one.prompt)]
+        return UnderWay(
+            plan,
+            rows={self._row(sequence) for sequence in plan.sequences},
+            pages=Counter(page for sequence in plan.sequences for page in sequence.host_pages),
+            device={page for sequence in plan.sequences for page in sequence.device_pages},
+            reached={sequence: end for sequence, _, end in plan.chunks},
+            draws=draws + [(sequence, self._row(sequence), []) for sequence in ends],
+            runner=self,
+        )
+
+    def rest(self, step: UnderWay) -> None:
+        """Chunks, and the draw."""
+        self.drawn = []
+        for sequence, start, end in step.plan.chunks:
+            self._feed(self._row(sequence), start, sequence.prompt[start:end])
+        for sequence, row, behind in step.draws:
+            step.sampled[row] = self._sample(sequence, row, behind)
 
     @staticmethod
-    def _next_places(plan: StepPlan) -> list[tuple[Sequence, int]]:
+    def _place(plan: StepPlan, sequence: Sequence) -> int:
+        """Where a row that decodes writes: behind what is computed, or under way."""
+        if not plan.ahead:
+            return sequence.computed
+        return max(sequence.computed + 1, len(sequence.prompt))
+
+    def _next_places(self, plan: StepPlan) -> list[tuple[Sequence, int]]:
         """Each sequence of the step, and the position that it computes first."""
-        decodes = [(sequence, sequence.computed + plan.ahead) for sequence in plan.decodes]
+        decodes = [(sequence, self._place(plan, sequence)) for sequence in plan.decodes]
         return decodes + [(sequence, start) for sequence, start, _ in plan.chunks]
 
-    def _feed(self, sequence: Sequence, start: int, tokens: list[int]) -> None:
+    def _feed(self, row: int, start: int, tokens: list[int]) -> None:
         size = self.limits.page_tokens
-        table = self.tables[self._row(sequence)]
+        table = self.tables[row]
         self.fed += len(tokens)
         for at, token in enumerate(tokens, start):
             assert at // size < len(table), "a token has no page"
@@ -126,19 +209,20 @@ class FakeRunner:
                 assert len(pages[page]) == at % size, "tokens reach a page out of order"
                 pages[page][at % size] = token
 
-    def _sample(self, sequence: Sequence, late: list[int]) -> SampledToken:
-        """From what lies in the pages, not from what the sequence says."""
-        expected = sequence.prompt + sequence.generated + late
+    def _sample(self, sequence: Sequence, row: int, behind: list[int]) -> SampledToken:
+        """From what lies in the pages, not from what the sequence says; `behind` is the answer so far."""
+        expected = sequence.prompt + behind
         size = self.limits.page_tokens
         history: list[int] = []
-        for host, device in self.tables[self._row(sequence)][: -(-len(expected) // size)]:
+        for host, device in self.tables[row][: -(-len(expected) // size)]:
             mine = self.host[host]
             assert mine == self.device[device], "host and device pages disagree"
             history += [mine[place] for place in range(len(mine))]
         assert history == expected, "the pages hold other tokens than the sequence"
-        known = sequence.next_known(len(late))
-        self.drawn[sequence] = next_token(history, sequence.seed) if known is None else known
-        return SampledToken(self.drawn[sequence])
+        known = sequence.known[len(behind)] if len(behind) < len(sequence.known) else None
+        token = next_token(history, sequence.seed) if known is None else known
+        self.drawn.append((sequence, token))
+        return SampledToken(token)
 
     @staticmethod
     def _row(sequence: Sequence) -> int:

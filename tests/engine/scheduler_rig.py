@@ -40,7 +40,7 @@ class Rig:
     def __post_init__(self) -> None:
         hasher = PageHasher(b"model", b"decoding", self.limits.page_tokens) if self.shares else None
         self.scheduler = Scheduler(self.limits, self.host, self.device, hasher)
-        self.runner = FakeRunner(self.limits, runs_ahead=self.ahead)
+        self.runner = FakeRunner(self.limits, runs_ahead=self.ahead, references=self.host.pages.references)
         self.stepper = Stepper(self.scheduler, self.runner, nullcontext())
 
     @classmethod
@@ -94,7 +94,7 @@ class Rig:
             self.scheduler.check_integrity()
             return
         finally:
-            most = 1 + self.ahead + self.shares
+            most = (1 + self.ahead) * (1 + self.shares)
             assert self.host.calls - before <= most, "more exchanges than the step needed"
         assert len({sequence for sequence, _ in news}) == len(news)
         for sequence, tokens in news:

@@ -1,4 +1,4 @@
-"""The scheduler and the capacity book: who decodes has slots, who has none waits, steps ahead change none."""
+"""The scheduler and the capacity book: who decodes has slots, who has none waits, in steps ahead as well."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from services.decoder.engine.capacity_book import CapacityBook
 from services.decoder.engine.host_pages import LocalPages
 from services.decoder.engine.limits import Limits
 from services.decoder.engine.scheduler import Scheduler
-from services.decoder.engine.sequence import SampledToken, Sampling, Sequence
+from services.decoder.engine.sequence import Sampling, Sequence
 from services.decoder.engine.step_plan import StepPlan
 from services.decoder.engine.stepper import Stepper
 from services.decoder.kv.device_pages import DevicePages
 from services.decoder.kv.hot_class import HotClass
-from tests.engine.fake_runner import FakeRunner, answer
+from tests.engine.fake_runner import FakeRunner, UnderWay, answer
 
 BLOCK_TOKENS, PARCEL_SLOTS = 4, 2
 LIMITS = Limits(
@@ -40,10 +40,9 @@ class SlotRunner(FakeRunner):
         self.parcels: dict[int, list[int]] = {}
         self.resized = self.most_rows = 0
 
-    def run(self, plan: StepPlan) -> dict[int, SampledToken]:
+    def begin(self, plan: StepPlan) -> UnderWay:
         for row in plan.left_rows:
             self.parcels.pop(row, None)
-        assert not (plan.ahead and plan.resizes), "a row is resized while a step runs"
         for number, row, parcels in plan.resizes:
             assert number == 0
             others = {parcel for other, held in self.parcels.items() if other != row for parcel in held}
@@ -51,15 +50,14 @@ class SlotRunner(FakeRunner):
             self.parcels[row] = parcels
             self.resized += 1
         for sequence in plan.decodes:
-            self.check(sequence, sequence.computed + 1 + plan.ahead)
-        sampled = super().run(plan)
+            self.check(sequence, plan.position(sequence) + 1)
         for sequence in plan.seats:
             self.check(sequence, sequence.computed + 1)
         for sequence, _, end in plan.chunks:
             if end == len(sequence.prompt):
                 self.check(sequence, end + 1)
         self.most_rows = max(self.most_rows, len(plan.decodes))
-        return sampled
+        return super().begin(plan)
 
     def check(self, sequence: Sequence, tokens: int) -> None:
         assert sequence.row is not None
@@ -129,7 +127,7 @@ def test_a_short_one_needs_less_than_a_floor() -> None:
     check_answers(wanted)
 
 
-def test_alone_a_row_is_whole_and_grows_with_no_step_ahead() -> None:
+def test_alone_a_row_is_whole_and_grows_in_steps_ahead() -> None:
     rig = Rig(parcels=60, floor=2, ahead=True)
     (one,) = wanted = [ask("a", 60, 120)]
     rig.scheduler.submit(wanted)
@@ -140,8 +138,7 @@ def test_alone_a_row_is_whole_and_grows_with_no_step_ahead() -> None:
     rig.finish()
     check_answers(wanted)
     assert rig.runner.resized > 4
-    plain = 120 - rig.runner.launched_ahead
-    assert plain <= rig.runner.resized + 6, "only steps that resize, the first and the last are not ahead"
+    assert rig.runner.launched == {"idle": 1, "ahead": 119}, "its prompt, and every token after its first"
 
 
 def test_an_abort_gives_its_slots_to_others() -> None:

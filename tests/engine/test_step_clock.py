@@ -6,7 +6,7 @@ import pytest
 
 from services.decoder.engine import step_clock
 from services.decoder.engine.device_times import DeviceTimes
-from services.decoder.engine.runner import RunningStep
+from services.decoder.engine.running_step import RunningStep
 from services.decoder.engine.step_clock import StepClock
 from services.decoder.engine.step_plan import StepPlan
 
@@ -33,7 +33,7 @@ def test_every_step_but_the_last_is_booked(monkeypatch: pytest.MonkeyPatch) -> N
         if decodes:
             clock.decoded(mark)
         clock.end(mark)
-        RunningStep(StepPlan(), [], None, clock=clock, mark=mark).collect()
+        RunningStep(StepPlan(), clock=clock, mark=mark).collect()
         assert mark.before is None
     # A step that decodes takes three events, so two microseconds; a chunk's takes one.
     busy = 2000 + 1000 + 1000 + 2000

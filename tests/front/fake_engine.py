@@ -176,6 +176,7 @@ class FakeEngine(pb_grpc.EngineServicer):
                 prompt_tokens=11,
                 steps=5,
                 step_ns=2_000_000_000,
+                steps_planned={"ahead": 4, "idle": 1},
                 layers=layers,
                 rows_total=self._settings.max_rows,
                 rows_used=len(self._running),

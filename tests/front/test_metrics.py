@@ -150,6 +150,7 @@ def test_engine_figures_are_told_in_base_units(front: LiveFront) -> None:
         assert samples[f"hotset_hot_buffer_fetched_bytes_total{where}"] == 4096
         assert samples[f"hotset_resolve_seconds_total{where}"] == 1.5
     assert samples['hotset_step_seconds_total{engine="0"}'] == 2.0
+    assert samples['hotset_steps_planned_total{engine="0",planned="ahead"}'] == 4
     assert samples['hotset_hot_buffer_sampled_blocks_total{engine="0"}'] == 40
     assert samples['hotset_hot_buffer_sampled_misses_total{engine="0",size="0.5x"}'] == 20
     assert samples['hotset_hot_buffer_sampled_misses_total{engine="0",size="2x"}'] == 5

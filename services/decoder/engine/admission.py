@@ -45,7 +45,7 @@ class Admission:
     def is_worth_trying(self, room: Room) -> bool:
         """Whether somebody may get a row now who did not the last time."""
         for place, sequence in enumerate(self._roster.waiting[: MOST_PASSED + 1]):
-            victims = [] if place else self._victims(sequence)
+            victims = [] if place else self.victims(sequence)
             has_row = self._roster.free_rows > 0 or bool(victims)
             if has_row and self._may_fit(sequence, self._chances(room, victims)):
                 return True
@@ -59,7 +59,7 @@ class Admission:
         Their pages stay in `room`, beside one for every other row.
         """
         waiting, kept = self._roster.waiting, Pages(0, 0)
-        while waiting and (victims := self._victims(waiting[0])):
+        while waiting and (victims := self.victims(waiting[0])):
             sequence = waiting[0]
             if not self._admit(sequence, room, victims):
                 break
@@ -82,14 +82,19 @@ class Admission:
             else:
                 passed.append(sequence)
 
-    def _has_tokens(self, sequence: Sequence, plan: StepPlan) -> bool:
-        """Whether the step can compute anything of it; one in mid-answer needs none of the step's tokens."""
-        return not sequence.is_prefilling or chunk_beside(plan, sequence, self._limits) is not None
-
-    def _victims(self, sequence: Sequence) -> list[Sequence]:
+    def victims(self, sequence: Sequence) -> list[Sequence]:
         """Running ones whose row one that waits may take, most urgent first."""
         running = self._roster.running
         return [one for one in running if one.priority > sequence.priority and not one.is_sheltered]
+
+    def takers(self, plan: StepPlan) -> list[Sequence]:
+        """Of those whom `admit` may look at, who could compute something beside what is planned."""
+        inspected = self._roster.waiting[: self._roster.free_rows + MOST_PASSED]
+        return [sequence for sequence in inspected if self._has_tokens(sequence, plan)]
+
+    def _has_tokens(self, sequence: Sequence, plan: StepPlan) -> bool:
+        """Whether the step can compute anything of it; one in mid-answer needs none of the step's tokens."""
+        return not sequence.is_prefilling or chunk_beside(plan, sequence, self._limits) is not None
 
     def _admit(self, sequence: Sequence, room: Room, victims: list[Sequence]) -> bool:
         """Give one that waits a row, if there is room or some can be made at the victims' expense."""

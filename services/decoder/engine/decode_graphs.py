@@ -46,10 +46,12 @@ class DecodeGraphs:
         max_blocks: int,
         *,
         capture: bool,
+        sizes: Sequence[int] = (),
     ) -> None:
         """Make the inputs; with `capture`, graphs are captured by `warm_up`, before the first step.
 
-        `drawn` [rows] int32 on the device holds the tokens that were drawn last.
+        `drawn` [rows] int32 on the device holds the tokens that were drawn last. Batches are padded to
+        `sizes`, ascending, by default those of `batch_sizes`.
         """
         self._model = model
         self._shape = shape
@@ -59,12 +61,13 @@ class DecodeGraphs:
         self._max_blocks = max_blocks
         self._capture = capture
         rows, self._device = tables.host_pages.shape[0], tables.host_pages.device
-        self._sizes = batch_sizes(rows)
-        # seats, lengths, tokens of every row, then the number of real rows: one copy a step, from a place
-        # that the copy three steps ago has left.
-        self._staged = torch.zeros(3, 3 * rows + 1, dtype=torch.int32, pin_memory=True)
+        self._sizes = list(sizes) or batch_sizes(rows)
+        # seats, lengths, tokens of every row, the number of real rows, then the places of drawn tokens: one
+        # copy a step, from a place that the copy three steps ago has left.
+        pins = self._device.type == "cuda"
+        self._staged = torch.zeros(3, 4 * rows + 1, dtype=torch.int32, pin_memory=pins)
         self._turn = 0
-        self._inputs = torch.zeros(3 * rows + 1, dtype=torch.int32, device=self._device)
+        self._inputs = torch.zeros(4 * rows + 1, dtype=torch.int32, device=self._device)
         self._inputs[rows : 2 * rows] = 1
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._logits: dict[int, Tensor] = {}
@@ -90,26 +93,35 @@ class DecodeGraphs:
                 self._graphs[size] = graph
             yield logits
 
-    def run(self, rows: Sequence[int], positions: Sequence[int], tokens: Sequence[int] | None) -> Tensor:
+    def run(
+        self,
+        rows: Sequence[int],
+        positions: Sequence[int],
+        tokens: Sequence[int] = (),
+        from_draw: Sequence[int] = (),
+    ) -> Tensor:
         """The next token's logits. At most two runs may be under way.
 
         Args:
             rows: distinct rows of the tables.
             positions: of each row's newest token.
-            tokens: the newest tokens; None takes those that were drawn last, in the same order.
+            tokens: the newest tokens.
+            from_draw: instead of them, their places among the tokens that were drawn last.
 
         Returns:
             [rows and padding, vocab] float32, valid until the next call.
         """
         count = len(rows)
         size = next(size for size in self._sizes if size >= count)
-        self._stage(rows, positions, tokens)
+        self._stage(rows, positions, tokens, from_draw)
         if not self._capture:
             return self._compute(size)
         self._graphs[size].replay()
         return self._logits[size]
 
-    def _stage(self, rows: Sequence[int], positions: Sequence[int], tokens: Sequence[int] | None) -> None:
+    def _stage(
+        self, rows: Sequence[int], positions: Sequence[int], tokens: Sequence[int], from_draw: Sequence[int]
+    ) -> None:
         count, most = len(rows), self._tables.host_pages.shape[0]
         self._turn = (self._turn + 1) % 3
         staged = self._staged[self._turn].numpy()
@@ -117,11 +129,13 @@ class DecodeGraphs:
         staged[most : most + count] = positions
         staged[most : most + count] += 1
         staged[most + count : 2 * most] = 1  # a padding row has one token
-        staged[2 * most : 2 * most + count] = 0 if tokens is None else tokens
+        staged[2 * most : 2 * most + count] = 0 if from_draw else tokens
         staged[3 * most] = count
+        staged[3 * most + 1 : 3 * most + 1 + len(from_draw)] = from_draw
         self._inputs.copy_(self._staged[self._turn], non_blocking=True)
-        if tokens is None:
-            self._inputs[2 * most : 2 * most + count].copy_(self._drawn[:count])
+        if from_draw:
+            places = self._inputs[3 * most + 1 : 3 * most + 1 + count]
+            torch.index_select(self._drawn, 0, places, out=self._inputs[2 * most : 2 * most + count])
 
     def _compute(self, size: int) -> Tensor:
         most = self._tables.host_pages.shape[0]
@@ -129,7 +143,7 @@ class DecodeGraphs:
         batch = DecodeBatch(
             seats=seats,
             length=length,
-            real_rows=self._inputs[3 * most :],
+            real_rows=self._inputs[3 * most : 3 * most + 1],
             host_pages=self._tables.host_pages,
             device_pages=self._tables.device_pages,
             groups=self._shape.groups,

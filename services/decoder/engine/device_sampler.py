@@ -11,6 +11,7 @@ the device alone counts the latter. Knows sequences and tensors, no model and no
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
@@ -118,12 +119,12 @@ class DeviceSampler:
                 said = self._sent(torch.tensor(sequence.generated))
                 count.index_add_(0, said, torch.full_like(said, 2, dtype=torch.int32))
 
-    def prepare(self, sequences: list[Sequence], ahead: int = 0) -> bool:
+    def prepare(self, sequences: list[Sequence], late: Iterable[int] | None = None) -> bool:
         """Bring the next draw's inputs to the device, in a copy that nobody waits for.
 
         Args:
             sequences: of the rows of the batch, in order, all of them seated.
-            ahead: tokens that were drawn for each but are not in its books yet.
+            late: of each, tokens that were drawn for it but are not in its books yet; none by default.
 
         Returns:
             Whether the likeliest token is the answer of every row, so that `draw` may be `greedy`.
@@ -135,8 +136,8 @@ class DeviceSampler:
         staged = self._staged[self._stage]
         numbers = staged.numpy()
         greedy = True
-        for at, sequence in enumerate(sequences):
-            position, known = len(sequence.generated) + ahead, sequence.next_known(ahead)
+        for at, (sequence, more) in enumerate(zip(sequences, late or [0] * count, strict=True)):
+            position, known = len(sequence.generated) + more, sequence.next_known(more)
             barred = position < sequence.min_tokens and bool(sequence.stop_ids)
             if known is None:
                 greedy = greedy and sequence.sampling.is_greedy and not barred

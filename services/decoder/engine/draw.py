@@ -29,13 +29,13 @@ class Draw(Protocol):
     def seat(self, sequence: Sequence) -> None:
         """Take in a sequence that has a row, before its first draw."""
 
-    def launch(self, logits: Tensor, sequences: list[Sequence], *, ahead: bool) -> Drawn:
+    def launch(self, logits: Tensor, sequences: list[Sequence], late: list[int]) -> Drawn:
         """Begin to draw the next token of each sequence; at most two draws are under way at a time.
 
         Args:
             logits: [at least n, vocab]; what follows the n-th row is padding.
             sequences: n of them, in the same order.
-            ahead: the draw before this one has not been booked yet.
+            late: of each, tokens of draws before this one that have not been booked yet: 0 or 1.
         """
 
 
@@ -53,9 +53,9 @@ class HostDraw:
     def seat(self, sequence: Sequence) -> None:
         """Nothing to remember: the sequence says it all."""
 
-    def launch(self, logits: Tensor, sequences: list[Sequence], *, ahead: bool) -> Drawn:
+    def launch(self, logits: Tensor, sequences: list[Sequence], late: list[int]) -> Drawn:
         """As sampler.py says."""
-        if ahead:
+        if any(late):
             raise ValueError("the host draws from the books, which must be complete")
         return _Known(sample(logits[: len(sequences)].float(), sequences))
 
@@ -87,10 +87,10 @@ class DeviceDraw:
         """Put its wishes and history into the device's tables."""
         self._sampler.seat(sequence)
 
-    def launch(self, logits: Tensor, sequences: list[Sequence], *, ahead: bool) -> Drawn:
+    def launch(self, logits: Tensor, sequences: list[Sequence], late: list[int]) -> Drawn:
         """Launch, and begin to copy the tokens back."""
         count = len(sequences)
-        greedy = self._sampler.prepare(sequences, int(ahead))
+        greedy = self._sampler.prepare(sequences, late)
         drawn = self._sampler.draw(logits, greedy=greedy)[:count]
         self._turn = 1 - self._turn
         tokens = self._tokens[self._turn, :count]

@@ -97,6 +97,14 @@ class LocalPages:
         """References."""
         return self._references.total()
 
+    def references(self, page: HostPage) -> int:
+        """Of one page."""
+        return self._references[page]
+
+    def found(self) -> dict[bytes, HostPage]:
+        """What a match may find, by its hash."""
+        return dict(self._by_hash)
+
     def match(self, page_hashes: Sequence[bytes]) -> list[HostPage]:
         """As the Protocol says."""
         found = []

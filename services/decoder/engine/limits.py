@@ -45,21 +45,23 @@ class Limits:
                 f"for {need} tokens; this server holds {most} for one choice"
             )
 
-    def next_chunk(self, sequence: Sequence, plan: StepPlan) -> Chunk | None:
+    def next_chunk(self, sequence: Sequence, plan: StepPlan, start: int | None = None) -> Chunk | None:
         """The next run of a prompt beside what the plan has already: to its end, or to a page's edge.
 
-        None if the step has no room for a block of it.
+        `start` is where it begins, by default behind what is computed. None if the step has no room for a
+        block of it.
         """
+        start = sequence.computed if start is None else start
         room = self.max_step_tokens - plan.tokens
         if plan.decodes:
-            room = min(room, self._beside_decodes(sequence.computed) - plan.tokens + len(plan.decodes))
-        length = min(room, len(sequence.prompt) - sequence.computed)
-        if length < len(sequence.prompt) - sequence.computed:
+            room = min(room, self._beside_decodes(start) - plan.tokens + len(plan.decodes))
+        length = min(room, len(sequence.prompt) - start)
+        if length < len(sequence.prompt) - start:
             # Lengths that come back are planned for once by the attention of some devices.
             many = max(1, _COMMON_TOKENS // self.page_tokens) * self.page_tokens
             unit = next((unit for unit in (many, self.page_tokens) if unit <= length), self.block_tokens)
             length -= length % unit
-        return Chunk(sequence, sequence.computed, sequence.computed + length) if length > 0 else None
+        return Chunk(sequence, start, start + length) if length > 0 else None
 
     def _beside_decodes(self, context: int) -> int:
         """Tokens of prompts in a step with decode rows, whose next token waits for them.

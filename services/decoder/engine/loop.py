@@ -18,7 +18,7 @@ from services.decoder.engine.host_pages import PagesLost
 from services.decoder.engine.runner import Runner
 from services.decoder.engine.scheduler import Scheduler
 from services.decoder.engine.sequence import Finish, Sequence
-from services.decoder.engine.step_plan import StepPlan
+from services.decoder.engine.step_plan import Planned, StepPlan
 from services.decoder.engine.stepper import News, StepFailed, Stepper
 
 _log = logging.getLogger(__name__)
@@ -42,6 +42,7 @@ class LoopStats:
     integrity_violations: int = 0
     steps: int = 0
     step_ns: int = 0
+    planned: dict[str, int] = field(default_factory=lambda: {each.value: 0 for each in Planned})  # steps
     hot: Capacities = field(default_factory=Capacities)
 
 
@@ -164,7 +165,7 @@ class Loop:
             self._lose_pages(error)
             return True
         except StepFailed as error:
-            self._fail(error.plan.sequences, _reason(error))
+            self._fail(error.sequences, _reason(error))
             return True
         self._away_since = None
         if self._seals_first and any(sequence.finish for sequence, _ in news):
@@ -244,6 +245,7 @@ class Loop:
             generation_tokens=was.generation_tokens + sum(len(tokens) for _, tokens in news),
             steps=was.steps + 1,
             step_ns=was.step_ns + nanoseconds,
+            planned={**was.planned, plan.planned.value: was.planned[plan.planned.value] + 1},
         )
 
 

@@ -13,6 +13,7 @@ from services.contract.errors import Unavailable
 from services.decoder.engine.host_pages import HostPage, HostPages, SealOrder
 from services.decoder.engine.page_hash import PageHasher
 from services.decoder.engine.sequence import Sequence
+from services.decoder.engine.step_plan import Chunk
 
 
 class PageDesk:
@@ -95,6 +96,15 @@ class PageDesk:
             self._seals.append(SealOrder(sequence.host_pages[index], hashes[index], parent, tokens))
         self.prompts_sealed += max(0, min(full, len(sequence.prompt) // self._page_tokens) - sequence.sealed)
         sequence.sealed = full
+
+    def will_find(self, waiting: Sequence, chunk: Chunk) -> bool:
+        """Whether a match for one that waits would find more once a running chunk's pages are sealed."""
+        first, size = chunk.sequence.sealed, self._page_tokens
+        most = min(chunk.end, len(waiting.prompt) - 1) // size
+        if self._hasher is None or most <= first or waiting.sampling.prompt_logprobs:
+            return False
+        mine, theirs = (self._hasher.extend(one, first + 1)[first] for one in (waiting, chunk.sequence))
+        return mine == theirs
 
     def exchange(self, want: int) -> list[HostPage] | None:
         """One call for all rows, None if there are too few; what it seals goes back with the next.

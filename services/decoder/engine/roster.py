@@ -4,6 +4,7 @@ Knows counts and pages; who should run is the scheduler's decision. A sequence i
 
     waiting    no row, no slots and no device pages; a parked one keeps its host pages, the others have none
     running    a row, and host and device pages for every token it has computed
+    lingering  the same, though it has ended: a step that names it is under way
     gone       nothing
 """
 
@@ -13,19 +14,28 @@ from bisect import insort
 from collections.abc import Iterable
 
 from services.decoder.engine.capacity_book import CapacityBook
+from services.decoder.engine.host_pages import HostPage
 from services.decoder.engine.limits import Limits
 from services.decoder.engine.page_desk import PageDesk
 from services.decoder.engine.room import Pages
 from services.decoder.engine.sequence import Sequence
+from services.decoder.engine.step_plan import NewPages, StepPlan
 from services.decoder.kv.device_pages import DevicePages
+
+Needs = list[tuple[Sequence, int]]
+"""Host pages that each sequence of a step lacks."""
 
 
 class Roster:
-    """Moves sequences between the places; both queues are most urgent first."""
+    """Moves sequences between the places; both queues are most urgent first.
+
+    What is free was named by no step that is under way.
+    """
 
     def __init__(self, limits: Limits, desk: PageDesk, device: DevicePages, hot: CapacityBook) -> None:
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
+        self.lingering: list[Sequence] = []
         self.parkings = 0  # rows taken from sequences that keep their host pages
         self.releases = 0  # sequences that lost their host pages, and must match and replay
         self.left_rows: list[int] = []  # since the last step
@@ -58,6 +68,30 @@ class Roster:
         pages = -(-tokens // self._limits.page_tokens)
         return Pages(max(0, pages - len(sequence.host_pages)), max(0, pages - len(sequence.device_pages)))
 
+    def needs(self, plan: StepPlan) -> Needs:
+        """Of everybody in a step."""
+        return [(sequence, self.lacking(sequence, end).host) for sequence, end in plan.ends]
+
+    def equip(self, plan: StepPlan, needs: Needs, pages: list[HostPage]) -> None:
+        """Give a step's sequences what they lack, and let it take the rows back that were left."""
+        plan.left_rows, self.left_rows = self.left_rows, []
+        for sequence, count in needs:
+            if not count and len(sequence.device_pages) == len(sequence.host_pages):
+                continue
+            assert sequence.row is not None
+            sequence.host_pages += pages[:count]
+            pages = pages[count:]
+            first = len(sequence.device_pages)
+            device = self._device.take(len(sequence.host_pages) - first)
+            assert device is not None, "the scheduler promised more device pages than there are"
+            sequence.device_pages += device
+            host = [page.page for page in sequence.host_pages[first:]]
+            plan.new_pages.append(NewPages(sequence.row, first, host, device))
+            computed = -(-sequence.computed // self._limits.page_tokens) - first
+            if computed > 0:  # found in the store, or kept while it was parked
+                plan.loads += zip(host[:computed], device[:computed], strict=True)
+                plan.cached_tokens += 0 if sequence.sheltered_until else sequence.cached
+
     def seat(self, sequence: Sequence) -> None:
         """Give a waiting one a row; one that had a row before is sheltered for a page's worth of tokens."""
         self.waiting.remove(sequence)
@@ -84,6 +118,16 @@ class Roster:
         sequence.rewind()
         return Pages(freed, 0)
 
+    def linger(self, sequence: Sequence) -> None:
+        """Take one that has ended from the running ones, with all that it has, until `settle`."""
+        self.running.remove(sequence)
+        self.lingering.append(sequence)
+
+    def settle(self) -> None:
+        """The step that named the lingering ones is over: let go of them."""
+        for sequence in list(self.lingering):
+            self.retire(sequence)
+
     def retire(self, sequence: Sequence) -> None:
         """Let go of one that has ended, wherever it is; one that is gone is ignored."""
         if sequence.row is not None:
@@ -95,15 +139,16 @@ class Roster:
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless every row and page is owned as often as it was taken, or free."""
-        rows = [sequence.row for sequence in self.running]
+        seated = [*self.running, *self.lingering]
+        rows = [sequence.row for sequence in seated]
         assert None not in rows, "a running sequence has no row"
         assert sorted([*self._free_rows, *(row for row in rows if row is not None)]) == list(
             range(self._limits.max_rows)
         ), "rows lost or owned twice"
         assert all(s.row is None and not s.device_pages for s in self.waiting), "one that waits has a place"
-        held = sum(len(sequence.device_pages) for sequence in self.running)
+        held = sum(len(sequence.device_pages) for sequence in seated)
         assert held + self._device.free == self._device.count, "device pages lost"
-        everyone = [*self.waiting, *self.running]
+        everyone = [*self.waiting, *seated]
         for sequence in everyone:
             pages = len(sequence.host_pages)
             assert len(sequence.device_pages) in (pages, 0), "host and device pages differ"
@@ -116,9 +161,9 @@ class Roster:
         insort(self.waiting, sequence, key=lambda queued: queued.rank)
 
     def _leave(self, sequence: Sequence) -> Pages:
-        """Take row and device pages from a running one."""
+        """Take row and device pages from one that has them."""
         assert sequence.row is not None
-        self.running.remove(sequence)
+        (self.running if sequence in self.running else self.lingering).remove(sequence)
         self._device.give_back(sequence.device_pages)
         self.hot.leave(sequence.row)
         freed = len(sequence.device_pages)

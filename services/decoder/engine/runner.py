@@ -5,7 +5,10 @@ Knows tensors; who runs when was the scheduler's decision.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,10 +19,12 @@ from services.decoder.attention.latent_heart import LatentHeart
 from services.decoder.attention.latent_step import step_over
 from services.decoder.engine.decode_graphs import DecodeGraphs
 from services.decoder.engine.draw import Draw, Drawn
+from services.decoder.engine.running_step import RunningStep
 from services.decoder.engine.sampler import score_prompt
 from services.decoder.engine.sequence import SampledToken, Sequence
 from services.decoder.engine.step_clock import Mark, StepClock
 from services.decoder.engine.step_plan import StepPlan
+from services.decoder.kernels.upload import upload
 from services.decoder.kv.batch import PrefillChunk, decode_batch
 from services.decoder.kv.paged_index import PagedIndex
 from services.decoder.kv.residence import Residence
@@ -28,31 +33,6 @@ from services.decoder.kv.shape import KvShape
 from services.decoder.models.causal_lm import CausalLM
 
 _SCORED_AT_ONCE = 256  # prompt tokens: their logits over a large vocabulary are 150 MB
-
-
-@dataclass(frozen=True, slots=True)
-class RunningStep:
-    """A step whose tokens are still to come."""
-
-    plan: StepPlan
-    rows: list[int]  # that get a token
-    drawn: Drawn | None
-    done: torch.cuda.Event | None = None  # behind the last thing that the step's chunks do to their pages
-    clock: StepClock | None = None
-    mark: Mark | None = None  # of the clock
-
-    def collect(self) -> dict[int, SampledToken]:
-        """Wait for the next token by row, of rows whose computed tokens reach their last one.
-
-        A row whose logits are no numbers is left out. When this returns, pages of the step may be sealed or
-        given to somebody else.
-        """
-        if self.done is not None:
-            self.done.synchronize()
-        tokens = [] if self.drawn is None else self.drawn.collect()
-        if self.clock is not None and self.mark is not None:
-            self.clock.collected(self.mark)
-        return {row: token for row, token in zip(self.rows, tokens, strict=True) if token is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +67,11 @@ class Runner:
     def launch(self, plan: StepPlan) -> RunningStep:
         """Begin to compute the step: on a GPU this returns before it is done.
 
-        A plan that is `ahead` continues the step launched last, with the tokens that it draws.
+        A plan that is `ahead` continues the step launched last, with the tokens that it draws. Of a plan with
+        chunks only the decode rows are launched; the rest waits for `complete`, so that its many launches do
+        not keep anybody from the tokens of the step before.
         """
-        mark = self._begin(plan)
+        step = RunningStep(plan, clock=self.clock, mark=self._begin(plan))
         for row in plan.left_rows:
             self.residence.leave(row)
         if plan.resizes:
@@ -107,46 +89,68 @@ class Runner:
                 self.index.reopen(host, device, sequence.computed)
             self.draw.seat(sequence)
         if not plan.tokens:
-            return RunningStep(plan, [], None, self._done(plan))
-        try:
-            return self._launch(plan, mark)
-        except (RuntimeError, HotsetError):
-            self.residence.abandon()
-            if self.graphs is not None:  # its pages are about to be given back: nothing may be under way
-                torch.cuda.synchronize(self.tables.host_pages.device)
-            raise
+            step.done = self._done(plan)
+            return step
+        with self._nothing_left_behind():
+            self._launch(step)
+        if not plan.chunks:
+            step.complete()
+        return step
 
-    def _launch(self, plan: StepPlan, mark: Mark | None) -> RunningStep:
+    def _launch(self, step: RunningStep) -> None:
+        plan = step.plan
         chunks = tuple(
             PrefillChunk.build(self.shape, self.tables, _row(sequence), start, end)
             for sequence, start, end in plan.chunks
         )
         if chunks:
             self.residence.begin(chunks)
-        logits, hidden = self._decode(plan), None
-        if self.clock is not None and mark is not None:
-            self.clock.decoded(mark)
-        if chunks or logits is None:
-            hidden = self._forward(plan, chunks, with_decodes=logits is None)
-        if chunks:
-            self.residence.finish()
-            if self.index is not None:
-                # Before the draw: who has the step's tokens may seal its pages.
-                self.index.save(self._prefilled_pages(plan))
-        self.residence.settle()
-        if hidden is not None:
-            self._score_prompts(plan, hidden)
-        rows, drawn = self._sample(plan, logits, hidden)
-        for sequence, _, end in plan.chunks:
-            if end == len(sequence.prompt):
-                self.residence.seat(_row(sequence), end)
-        if self.clock is not None and mark is not None:
-            self.clock.end(mark)
-        return RunningStep(plan, rows, drawn, self._done(plan), self.clock, mark)
+        logits = self._decode(plan)
+        if step.clock is not None and step.mark is not None:
+            step.clock.decoded(step.mark)
+        late = [int(plan.ahead)] * len(plan.decodes)
+        late += [0] * (len(plan.drawing) - len(late))
+        said = [len(sequence.generated) + more for sequence, more in zip(plan.drawing, late, strict=True)]
+        step.rest = partial(self._launch_rest, step, chunks, logits, said)
+
+    @torch.inference_mode()
+    def _launch_rest(
+        self, step: RunningStep, chunks: tuple[PrefillChunk, ...], logits: Tensor | None, said: list[int]
+    ) -> None:
+        """What follows the decode rows; `said` has the tokens of each answer that come before the draw's."""
+        plan, hidden = step.plan, None
+        with self._nothing_left_behind():
+            if chunks or logits is None:
+                hidden = self._forward(plan, chunks, with_decodes=logits is None)
+            if chunks:
+                self.residence.finish()
+                if self.index is not None:
+                    # Before the draw: who has the step's tokens may seal its pages.
+                    self.index.save(self._prefilled_pages(plan))
+            self.residence.settle()
+            if hidden is not None:
+                self._score_prompts(plan, hidden)
+            step.rows, step.drawn = self._sample(plan, logits, hidden, said)
+            for sequence, _, end in plan.chunks:
+                if end == len(sequence.prompt):
+                    self.residence.seat(_row(sequence), end)
+        if step.clock is not None and step.mark is not None:
+            step.clock.end(step.mark)
+        step.done = self._done(plan)
+
+    @contextmanager
+    def _nothing_left_behind(self) -> Iterator[None]:
+        """Where a launch fails: its pages are about to be given back, so nothing may be under way."""
+        try:
+            yield
+        except (RuntimeError, HotsetError):
+            self.residence.abandon()
+            self.wait()
+            raise
 
     def _done(self, plan: StepPlan) -> torch.cuda.Event | None:
         """What to wait for where the tokens are not the last that a step does; none on a CPU."""
-        if self.graphs is None or not (plan.chunks or plan.loads or plan.seats):
+        if not self.tables.host_pages.is_cuda or not (plan.chunks or plan.loads or plan.seats):
             return None
         done = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         done.record(torch.cuda.current_stream())
@@ -163,15 +167,16 @@ class Runner:
         if self.graphs is None or not plan.decodes:
             return None
         rows = [_row(sequence) for sequence in plan.decodes]
-        positions = [sequence.computed + int(plan.ahead) for sequence in plan.decodes]
-        tokens = None if plan.ahead else [sequence.generated[-1] for sequence in plan.decodes]
-        return self.graphs.run(rows, positions, tokens)
+        positions = [plan.position(sequence) for sequence in plan.decodes]
+        if plan.ahead:
+            return self.graphs.run(rows, positions, from_draw=plan.from_draw)
+        return self.graphs.run(rows, positions, [sequence.generated[-1] for sequence in plan.decodes])
 
     def _forward(self, plan: StepPlan, chunks: tuple[PrefillChunk, ...], *, with_decodes: bool) -> Tensor:
         """Decode rows first, then the chunks: `[tokens, hidden size]`."""
         decodes = plan.decodes if with_decodes else []
         tokens = [sequence.generated[-1] for sequence in decodes]
-        positions = [sequence.computed for sequence in decodes]
+        positions = [plan.position(sequence) for sequence in decodes]
         rows = [_row(sequence) for sequence in decodes]
         batch = decode_batch(self.shape, self.tables, rows, positions) if rows else None
         for sequence, start, end in plan.chunks:
@@ -183,27 +188,26 @@ class Runner:
         return hidden
 
     def _sample(
-        self, plan: StepPlan, logits: Tensor | None, hidden: Tensor | None
+        self, plan: StepPlan, logits: Tensor | None, hidden: Tensor | None, said: list[int]
     ) -> tuple[list[int], Drawn | None]:
         """Draw for every row that has its next logits; without `logits`, decode rows begin `hidden`."""
-        sequences = list(plan.decodes)
-        at = len(sequences) if logits is None else 0
+        sequences = plan.drawing
+        at = len(plan.decodes) if logits is None else 0
         places = list(range(at))
         for sequence, start, end in plan.chunks:
             at += end - start
             if end == len(sequence.prompt):
-                sequences.append(sequence)
                 places.append(at - 1)
                 self.draw.seat(sequence)
         if not sequences:
             return [], None
         if places:
             assert hidden is not None, "places lie in it"
-            others = self.model.logits(hidden[places])
+            others = self.model.logits(hidden.index_select(0, upload([places], hidden.device)[0]))
             logits = others if logits is None else torch.cat([logits[: len(plan.decodes)], others])
         assert logits is not None, "rows came from somewhere"
-        rows = [_row(sequence) for sequence in sequences]
-        return rows, self.draw.launch(logits, sequences, ahead=plan.ahead)
+        late = [count - len(sequence.generated) for count, sequence in zip(said, sequences, strict=True)]
+        return [_row(sequence) for sequence in sequences], self.draw.launch(logits, sequences, late)
 
     def _score_prompts(self, plan: StepPlan, hidden: Tensor) -> None:
         """Log probabilities of prompt tokens, for those who asked; the chunks end `hidden`."""

@@ -16,18 +16,17 @@ from __future__ import annotations
 
 from services.contract.errors import InvalidRequest, NoRoom, Unavailable
 from services.decoder.engine.admission import Admission, join
+from services.decoder.engine.ahead import Ahead
 from services.decoder.engine.capacity_book import CapacityBook
-from services.decoder.engine.host_pages import HostPage, HostPages
+from services.decoder.engine.host_pages import HostPages
 from services.decoder.engine.limits import Limits
 from services.decoder.engine.page_desk import PageDesk
 from services.decoder.engine.page_hash import PageHasher
 from services.decoder.engine.room import Pages, Room
 from services.decoder.engine.roster import Roster
 from services.decoder.engine.sequence import Finish, SampledToken, Sequence
-from services.decoder.engine.step_plan import NewPages, StepPlan
+from services.decoder.engine.step_plan import Planned, StepPlan
 from services.decoder.kv.device_pages import DevicePages
-
-_Needs = list[tuple[Sequence, int]]  # host pages that each sequence of a step lacks
 
 
 class Scheduler:
@@ -48,6 +47,9 @@ class Scheduler:
         self.hot = hot or CapacityBook()
         self._roster = Roster(limits, self._desk, device, self.hot)
         self._admission = Admission(limits, self._desk, self._roster)
+        self._ahead = Ahead(limits, self._desk, device, self._roster, self._admission)
+        self._under_way: StepPlan | None = None  # planned ahead, and not applied yet
+        self._hindrance = Planned.IDLE  # why the next step is not planned ahead
 
     @property
     def waiting(self) -> list[Sequence]:
@@ -91,7 +93,7 @@ class Scheduler:
         ended = [s for s in everyone if s.request_id == request_id and (not choices or s.choice in choices)]
         for sequence in ended:
             sequence.finish = Finish.ABORT
-            self._roster.retire(sequence)
+            self._let_go(sequence)
         return ended
 
     @property
@@ -101,6 +103,8 @@ class Scheduler:
 
     def plan(self) -> StepPlan:
         """Decide the next step and take the pages that it needs, in one exchange with the store.
+
+        No step may be under way.
 
         Raises:
             Unavailable: the store is out of reach, or another of its clients was quicker. Nothing was
@@ -112,48 +116,30 @@ class Scheduler:
         plan = self._choose()
         if self.waiting and not (self.running or self._desk.has_work):
             self._desk.look()  # nobody else here asks the store, and other engines may give pages back
-        needs = [(sequence, self._roster.lacking(sequence, end).host) for sequence, end in _ends(plan)]
+        needs = self._roster.needs(plan)
         pages = self._desk.exchange(sum(count for _, count in needs))
         if pages is None:
             raise Unavailable("another client of the store took the pages first")
-        self._commit(plan, needs, pages)
+        self._roster.equip(plan, needs, pages)
         plan.resizes = self.hot.rebalance(plan.seated_rows)
+        plan.planned, self._hindrance = self._hindrance, Planned.IDLE
         return plan
 
     def plan_ahead(self, running: StepPlan) -> StepPlan | None:
-        """The step after one that is still running, if it is sure to be the same rows again.
+        """The step after one that is still under way, if it can be decided without that one's tokens.
 
-        Nothing is given back and nobody is admitted, for what runs may still write its rows' pages; a row
-        whose token turns out to end it computes once in vain. None where `plan` must decide, after `apply`.
+        None where `plan` must decide, after `apply`.
 
         Raises:
             Unavailable: as `plan`.
         """
-        rows = running.decodes
-        if (
-            running.chunks
-            or not rows
-            or self._desk.gives_back
-            or self._roster.left_rows
-            or len(rows) != len(self.running)
-            or self._may_admit()
-        ):
+        self._under_way, self._hindrance = None, Planned.STORE  # unless it answers
+        decided = self._ahead.plan(running)
+        if isinstance(decided, Planned):
+            self._hindrance = decided
             return None
-        for sequence in rows:
-            # A token that is told with log probabilities is waited for anyway.
-            if len(sequence.generated) + 1 >= sequence.max_tokens or sequence.sampling.wants_logprobs:
-                return None
-        ends = ((sequence.row, sequence.computed + 2) for sequence in rows)
-        if self.hot.is_due((row, end) for row, end in ends if row is not None):
-            return None
-        needs = [(sequence, self._roster.lacking(sequence, sequence.computed + 2).host) for sequence in rows]
-        want = sum(count for _, count in needs)
-        if want > min(self._desk.free, self._device.free):
-            return None
-        pages = self._desk.exchange(want)
-        if pages is None:
-            return None
-        return self._commit(StepPlan(decodes=list(rows), ahead=True), needs, pages)
+        self._under_way, self._hindrance = decided, Planned.IDLE
+        return decided
 
     def apply(
         self, plan: StepPlan, sampled: dict[int, SampledToken]
@@ -168,14 +154,16 @@ class Scheduler:
         Returns:
             sequences with tokens that the client has not seen, or that ended.
         """
-        for sequence, _, end in plan.chunks:
-            sequence.computed = end
+        self._roster.settle()  # nothing names them any more: the step ahead was planned without them
         # Of a step that was planned ahead, those that have ended since computed in vain.
+        chunks = [chunk for chunk in plan.chunks if chunk.sequence.finish is None]
         decodes = [sequence for sequence in plan.decodes if sequence.finish is None]
+        for sequence, _, end in chunks:
+            sequence.computed = end
         for sequence in decodes:
             sequence.computed += 1
         news = []
-        busy = [*decodes, *(chunk.sequence for chunk in plan.chunks)]
+        busy = [*decodes, *(chunk.sequence for chunk in chunks)]
         for sequence in busy:
             self._desk.seal_full_pages(sequence)
         for sequence in busy:
@@ -186,8 +174,13 @@ class Scheduler:
             if fresh or sequence.finish:
                 news.append((sequence, fresh))
             if sequence.finish:
-                self._roster.retire(sequence)
+                self._let_go(sequence)
         return news
+
+    def abandon(self) -> None:
+        """Whatever was under way will never be applied."""
+        self._under_way = None
+        self._roster.settle()
 
     def seal_now(self) -> None:
         """Have what is computed sealed, instead of with the next step.
@@ -201,11 +194,18 @@ class Scheduler:
     def fail(self, sequence: Sequence, reason: str, finish: Finish = Finish.ERROR) -> None:
         """End one sequence with an error."""
         sequence.finish, sequence.error = finish, reason
-        self._roster.retire(sequence)
+        self._let_go(sequence)
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless every row and page is owned as often as it was taken, or free."""
         self._roster.check_integrity()
+
+    def _let_go(self, sequence: Sequence) -> None:
+        """Of one that has ended; what the step ahead names stays where it is until that one is over."""
+        if self._under_way is not None and sequence in self._under_way.sequences:
+            self._roster.linger(sequence)
+        else:
+            self._roster.retire(sequence)
 
     def _may_admit(self) -> bool:
         return self._admission.is_worth_trying(Room(self._desk.free, self._device.free))
@@ -251,33 +251,3 @@ class Scheduler:
                     room.gain(self._roster.release(sequence))
                 return False
         return True
-
-    def _commit(self, plan: StepPlan, needs: _Needs, pages: list[HostPage]) -> StepPlan:
-        plan.left_rows, self._roster.left_rows = self._roster.left_rows, []
-        for sequence, count in needs:
-            if not count and len(sequence.device_pages) == len(sequence.host_pages):
-                continue
-            assert sequence.row is not None
-            sequence.host_pages += pages[:count]
-            pages = pages[count:]
-            first = len(sequence.device_pages)
-            device = self._device.take(len(sequence.host_pages) - first)
-            assert device is not None, "the scheduler promised more device pages than there are"
-            sequence.device_pages += device
-            host = [page.page for page in sequence.host_pages[first:]]
-            plan.new_pages.append(NewPages(sequence.row, first, host, device))
-            computed = -(-sequence.computed // self.limits.page_tokens) - first
-            if computed > 0:  # found in the store, or kept while it was parked
-                plan.loads += zip(host[:computed], device[:computed], strict=True)
-                plan.cached_tokens += 0 if sequence.sheltered_until else sequence.cached
-        return plan
-
-
-def _ends(plan: StepPlan) -> list[tuple[Sequence, int]]:
-    """Each sequence of the step, and the tokens that its pages must hold after it."""
-    ends = [(sequence, sequence.computed + 1) for sequence in plan.decodes]
-    ends += [(sequence, sequence.admission_tokens) for sequence in plan.seats]
-    return ends + [
-        (sequence, end if sequence.device_pages else sequence.admission_tokens)
-        for sequence, _, end in plan.chunks
-    ]

@@ -165,6 +165,7 @@ class EngineServicer(pb_grpc.EngineServicer):
             device_idle_ns=times.idle_ns,
             steps=stats.steps,
             step_ns=stats.step_ns,
+            steps_planned=stats.planned,
             layers=[
                 pb.LayerStats(
                     layer=layer,

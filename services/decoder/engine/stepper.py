@@ -1,7 +1,7 @@
 """One step after the other: plan, launch, collect, apply - and on a GPU the next one is under way meanwhile.
 
 Knows the scheduler and the runner by their calls. What a step running ahead may not do is the scheduler's to
-say: while it runs, no page and no row of it changes hands.
+say: while one runs, no page and no row that it names changes hands.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 
 from services.contract.errors import HotsetError, Unavailable
+from services.decoder.engine.host_pages import PagesLost
 from services.decoder.engine.scheduler import Scheduler
 from services.decoder.engine.sequence import SampledToken, Sequence
 from services.decoder.engine.step_plan import StepPlan
@@ -26,6 +27,9 @@ class Launched(Protocol):
     @property
     def plan(self) -> StepPlan:
         """What is being computed."""
+
+    def complete(self) -> None:
+        """Launch what is left of it; before any other step."""
 
     def collect(self) -> dict[int, SampledToken]:
         """Wait for the next token by row; a row whose logits are no numbers is left out."""
@@ -41,13 +45,17 @@ class Launcher(Protocol):
     def launch(self, plan: StepPlan) -> Launched:
         """Begin to compute; a plan that is `ahead` continues the step launched last, with its tokens."""
 
+    def wait(self) -> None:
+        """Until nothing that was launched is under way."""
+
 
 class StepFailed(Exception):
-    """A step whose result is unknown; its sequences cannot go on."""
+    """A step whose result is unknown, and so is that of the one beside it; their sequences cannot go on."""
 
-    def __init__(self, plan: StepPlan) -> None:
+    def __init__(self, plan: StepPlan, sequences: list[Sequence]) -> None:
         super().__init__("a step failed")
         self.plan = plan
+        self.sequences = sequences
 
 
 class Stepper:
@@ -84,31 +92,52 @@ class Stepper:
             with self._lock:
                 plan = self._scheduler.plan()
             running = self._launch(plan)
+        self._complete(running)
         if self._runner.runs_ahead:
             self._ahead = self._launch_ahead(running.plan)
         try:
             sampled = running.collect()
         except RuntimeError as error:
-            raise self._failed(running.plan, error) from error
+            ahead = [] if self._ahead is None else [self._ahead.plan]
+            raise self._failed(error, running.plan, *ahead) from error
         with self._lock:
             return running.plan, self._scheduler.apply(running.plan, sampled)
 
-    def _launch(self, plan: StepPlan) -> Launched:
+    def _launch(self, plan: StepPlan, *beside: StepPlan) -> Launched:
         self._on_plan(plan)
         try:
             return self._runner.launch(plan)
         except (RuntimeError, HotsetError) as error:
-            raise self._failed(plan, error) from error
+            raise self._failed(error, plan, *beside) from error
 
-    def _launch_ahead(self, plan: StepPlan) -> Launched | None:
+    def _complete(self, step: Launched) -> None:
+        """Of a step ahead, only now: whoever waited for the tokens of the one before has them."""
+        try:
+            step.complete()
+        except (RuntimeError, HotsetError) as error:
+            raise self._failed(error, step.plan) from error
+
+    def _launch_ahead(self, running: StepPlan) -> Launched | None:
         try:
             with self._lock:
-                ahead = self._scheduler.plan_ahead(plan)
+                ahead = self._scheduler.plan_ahead(running)
         except Unavailable:
             return None  # the step after this one will say so
-        return None if ahead is None else self._launch(ahead)
+        except PagesLost:
+            self._abandon()
+            raise
+        return None if ahead is None else self._launch(ahead, running)
 
-    def _failed(self, plan: StepPlan, error: Exception) -> Exception:
+    def _failed(self, error: Exception, *plans: StepPlan) -> Exception:
         """What to raise: an error of the device itself is every later step's too, and ends the engine."""
+        if isinstance(error, torch.AcceleratorError):
+            return error
+        self._abandon()
+        return StepFailed(plans[0], list(dict.fromkeys(one for plan in plans for one in plan.sequences)))
+
+    def _abandon(self) -> None:
+        """Whatever is under way will not be applied; what it names is let go of once it is over."""
         self._ahead = None
-        return error if isinstance(error, torch.AcceleratorError) else StepFailed(plan)
+        self._runner.wait()
+        with self._lock:
+            self._scheduler.abandon()

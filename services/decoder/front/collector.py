@@ -202,6 +202,7 @@ def _families(stats: engine_pb2.EngineStats | None, engine: str) -> Iterator[Met
     )
     yield from _hot_rows(stats, engine)
     yield from _curve(stats, engine)
+    yield _planned(stats, engine)
     for name, text, field in gauges:
         gauge = GaugeMetricFamily(name, text, labels=["engine"])
         if stats is not None:
@@ -242,6 +243,18 @@ def _curve(stats: engine_pb2.EngineStats | None, engine: str) -> Iterator[Metric
             misses.add_metric([engine, f"{point.size:g}x"], float(point.misses))
     yield blocks
     yield misses
+
+
+def _planned(stats: engine_pb2.EngineStats | None, engine: str) -> Metric:
+    steps = CounterMetricFamily(
+        "hotset_steps_planned",
+        "Forward passes by when they were planned: ahead, while the one before ran, or why only after it.",
+        labels=["engine", "planned"],
+    )
+    if stats is not None:
+        for how, count in sorted(stats.steps_planned.items()):
+            steps.add_metric([engine, how], float(count))
+    return steps
 
 
 def _hot_rows(stats: engine_pb2.EngineStats | None, engine: str) -> Iterator[Metric]:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from services.decoder.kernels.lru import LaneTables
+from services.decoder.kernels.upload import upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +52,6 @@ class Changes:
         lanes = (self.rows.unsqueeze(1) * groups + torch.arange(groups, device=self.rows.device)).flatten()
         before, after = (each.repeat_interleave(groups).unsqueeze(1) for each in (self.before, self.after))
         return lanes, before, after
-
-
-def upload(numbers: Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """[lists, numbers] int64 on the device, without waiting for it: lists of one length."""
-    pinned = torch.tensor(numbers, dtype=torch.int64, pin_memory=device.type == "cuda")
-    return pinned.to(device, non_blocking=True)
 
 
 def empty_tables(

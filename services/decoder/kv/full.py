@@ -16,6 +16,7 @@ from services.decoder.kernels.counter import Counter
 from services.decoder.kernels.decode_batch import DecodeBatch
 from services.decoder.kernels.places import blocks_of
 from services.decoder.kernels.step_kernels import Placement, StepKernels
+from services.decoder.kernels.upload import upload
 from services.decoder.kv.arena_map import ArenaMap
 from services.decoder.kv.arena_path import ArenaPath
 from services.decoder.kv.batch import PrefillChunk
@@ -73,7 +74,7 @@ class Full:
         """Copy them to the device."""
         if not pages:
             return
-        host, device = torch.tensor(pages, device=self._pools[0].device).unbind(1)
+        host, device = upload(list(zip(*pages, strict=True)), self._pools[0].device)
         page_blocks = self._shape.groups * self._shape.blocks_per_page
         for pool, arena in zip(self._pools, self._arena, strict=True):
             found = arena.view(-1, page_blocks * self._shape.block_elements).index_select(0, host)

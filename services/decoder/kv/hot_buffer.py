@@ -23,9 +23,9 @@ from services.decoder.kernels.lanes import (
     leave,
     seat,
     shrink,
-    upload,
 )
 from services.decoder.kernels.lru import LaneTables
+from services.decoder.kernels.upload import upload
 from services.decoder.kv.hot_class import HotClass, Resize
 from services.decoder.kv.shape import KvShape
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from services.decoder.kernels.decode_batch import DecodeBatch
+from services.decoder.kernels.upload import upload
 from services.decoder.kv.arena_map import ArenaMap
 from services.decoder.kv.index_path import index_path
 from services.decoder.kv.remote_arena import RemoteArena
@@ -56,7 +57,7 @@ class PagedIndex:
         """Bring the entries of pages, given as (host page, device page), from the arena."""
         if not pages:
             return
-        host, device = torch.tensor(pages, device=self.pool.device).unbind(1)
+        host, device = upload(list(zip(*pages, strict=True)), self.pool.device)
         for pool, found in zip(self.pool, self._path.read(host), strict=True):
             pool.index_copy_(0, device, found)
 
@@ -67,7 +68,7 @@ class PagedIndex:
         """Copy the entries of pages, given as (host page, device page), to the arena."""
         if not pages:
             return
-        host, device = torch.tensor(pages, device=self.pool.device).unbind(1)
+        host, device = upload(list(zip(*pages, strict=True)), self.pool.device)
         self._path.write(host, (pool.index_select(0, device) for pool in self.pool))
 
     def decoded(self, batch: DecodeBatch) -> None:

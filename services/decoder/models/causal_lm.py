@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from services.decoder.attention.latent_step import LatentStep
 from services.decoder.attention.step import Step
 from services.decoder.kernels.dense import DenseOps
+from services.decoder.kernels.upload import upload
 from services.decoder.models.block_attention import wire_indexers
 from services.decoder.models.decode_layers import DecodeLayers, fusable
 from services.decoder.models.latent_attention import wire
@@ -71,9 +72,8 @@ class CausalLM:
 
     def hidden(self, tokens: list[int], positions: list[int], step: Step | LatentStep) -> Tensor:
         """Run the layers over a packed batch: `[tokens, hidden size]` after the last norm."""
-        return self.decode_hidden(
-            torch.tensor(tokens, device=self._device), torch.tensor(positions, device=self._device), step
-        )
+        ids, places = upload([tokens, positions], self._device)
+        return self.decode_hidden(ids, places, step)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """`[n, hidden size]` -> `[n, vocab]` float32."""
