@@ -74,7 +74,7 @@ class SlowPages(LocalPages):
         super().__init__(total)
         self._clock = clock
 
-    def match(self, page_hashes: Sequence[bytes]) -> list[HostPage]:
+    def match(self, page_hashes: Sequence[bytes], prompt: Sequence[int] = ()) -> list[HostPage]:
         self._clock.now += CALL_US
         return super().match(page_hashes)
 

@@ -10,7 +10,6 @@ the TFLOP/s stand beside. Launches overlap, as they do in a step.
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -86,7 +85,8 @@ class Rig:
         case = self.case
         block_tokens, _, heads, head_dim = case.record
         units = case.lanes * heads
-        shape = AttendShape(head_dim, case.heads // (case.lanes_a_row * heads), block_tokens, DTYPE)
+        group_size = case.heads // (case.lanes_a_row * heads)
+        shape = AttendShape.fitting(head_dim, group_size, block_tokens, DTYPE, units)  # as the engine does
         splits = shape.splits(case.top_k)
         query = torch.randn(case.batch, case.heads, head_dim, device="cuda", dtype=DTYPE)
         pool, slots = self._pool()
@@ -162,13 +162,7 @@ def main() -> None:
         )
         line = f"{case.name:<6}{case.heads:>5}{case.batch:>6}{floor:>10.2f}{us:>10.2f}"
         print(f"{line}{floor / us:>7.2f}{tflops:>9.1f}", flush=True)
-    driver = subprocess.run(
-        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
-        capture_output=True,
-        text=True,
-        check=False,
-    ).stdout.strip()
-    report.write("attend", {"card": torch.cuda.get_device_name(), "driver": driver, "rows": rows})
+    report.write("attend", report.gpu() | {"rows": rows})
 
 
 if __name__ == "__main__":

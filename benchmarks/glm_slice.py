@@ -23,7 +23,7 @@ import gc
 import json
 import statistics
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -59,7 +59,7 @@ class Case(NamedTuple):
     levels: list[int]
 
 
-def cases_of(memory: SliceMemory, modes: Iterable[str], *, shares: bool) -> list[Case]:
+def cases_of(memory: SliceMemory, modes: Sequence[str], *, shares: bool) -> list[Case]:
     """What fits; without shared choices nothing can be fetched ahead."""
     full, tiered = memory.full_rows, memory.tiered_rows(FIXED)
     found = []
@@ -70,8 +70,9 @@ def cases_of(memory: SliceMemory, modes: Iterable[str], *, shares: bool) -> list
         elif (shares or mode != "prefetch") and tiered:
             found.append(Case(mode, "elastic", levels(tiered, (full,))))
     best = next((mode for mode in ("prefetch", "sync") if any(case.mode == mode for case in found)), None)
-    if best is not None:
-        found += [Case(best, str(FIXED), [rows]) for rows in sorted({full, tiered} - {0})]
+    if best is not None:  # and their bound: with exactly so many slots no row is resident whole
+        fixed = [best, *(mode for mode in modes if mode == "no_io")]
+        found += [Case(mode, str(FIXED), [rows]) for mode in fixed for rows in sorted({full, tiered} - {0})]
     return found
 
 
@@ -117,9 +118,11 @@ def measured(engine: OfflineEngine, case: Case) -> list[dict[str, Any]]:
 
 def compared(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The lines with exposed fetch time and share of the bound, where the bound was measured."""
-    bound = {line["concurrency"]: line["tpot_ms"] for line in lines if line["mode"] == "no_io"}
+    bound = {
+        (line["capacity"], line["concurrency"]): line["tpot_ms"] for line in lines if line["mode"] == "no_io"
+    }
     for line in lines:
-        at = bound.get(line["concurrency"])
+        at = bound.get((line["capacity"], line["concurrency"]))
         tiered = line["mode"] in ("sync", "prefetch", "hits_first")
         line["exposed_fetch_ms"] = line["tpot_ms"] - at if tiered and at is not None else 0.0
         line["of_bound"] = at / line["tpot_ms"] if tiered and at is not None else None

@@ -9,7 +9,6 @@ copy: with our kernels, with torch's products (cuBLAS) and our small kernels, be
 from __future__ import annotations
 
 import ctypes
-import subprocess
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -141,17 +140,10 @@ def main() -> None:
             f"{size:>4}{ours:>9.1f}{ours / floor:>9.3f}{theirs:>8.1f}{theirs / floor:>9.3f}{error:>9.5f}",
             flush=True,
         )
-    driver = subprocess.run(
-        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
-        capture_output=True,
-        text=True,
-        check=False,
-    ).stdout.strip()
     report.write(
         "linear",
-        {
-            "card": torch.cuda.get_device_name(),
-            "driver": driver,
+        report.gpu()
+        | {
             "model": "qwen3-8b",
             "layers": len(layers),
             "floor_us": round(floor, 2),

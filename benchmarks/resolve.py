@@ -10,7 +10,6 @@ replay every hot slot is compared with the arena, byte for byte.
 from __future__ import annotations
 
 import argparse
-import subprocess
 from typing import Any
 
 import torch
@@ -78,17 +77,10 @@ def main() -> None:
             f"{moved / us / 1e3:>7.1f}{plain:>10.2f}{share:>7.2f}",
             flush=True,
         )
-    driver = subprocess.run(
-        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
-        capture_output=True,
-        text=True,
-        check=False,
-    ).stdout.strip()
     report.write(
         "resolve",
-        {
-            "card": torch.cuda.get_device_name(),
-            "driver": driver,
+        report.gpu()
+        | {
             "copy_engine_gb_s": round(roof, 2),
             "rows": rows,
         },

@@ -10,7 +10,6 @@ of `kv_mode=full` has them. Launches overlap, as they do in a step.
 from __future__ import annotations
 
 import mmap
-import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -196,13 +195,7 @@ def main() -> None:
         )
     torch.cuda.synchronize()
     registered.close()
-    driver = subprocess.run(
-        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
-        capture_output=True,
-        text=True,
-        check=False,
-    ).stdout.strip()
-    report.write("select", {"card": torch.cuda.get_device_name(), "driver": driver, "rows": rows})
+    report.write("select", report.gpu() | {"rows": rows})
 
 
 if __name__ == "__main__":

@@ -65,6 +65,16 @@ class DecoderSettings(ServiceSettings):
     host: str = Field("127.0.0.1", description="address of the HTTP server")
     port: int = Field(8000, ge=0, le=65535, description="port of the HTTP server; 0 = any free one")
     api_keys: tuple[SecretStr, ...] = Field((), description="accepted bearer keys; none = open to all")
+    urgent_keys: tuple[SecretStr, ...] = Field(
+        (), description="bearer keys, accepted beside api_keys, whose requests may have any priority"
+    )
+    most_urgent: int = Field(
+        0,
+        ge=-(2**31),
+        lt=2**31,
+        description="lowest number that priority may be in requests without one of urgent_keys; lower runs "
+        "earlier",
+    )
     max_body_bytes: ByteSize = Field(8 * 2**20, ge=1024, description="longest HTTP request body, bytes")
     dashboards_url: str = Field(
         "", pattern="^(https?://.*)?$", description="address of Grafana, which the status page at / links to"

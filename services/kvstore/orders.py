@@ -44,6 +44,16 @@ def check_chain(page_hashes: Sequence[bytes]) -> None:
         raise InvalidRequest("a page hash stands twice in one chain; chain each over all tokens before it")
 
 
+def check_tokens(packed: bytes) -> None:
+    """Refuse what cannot be token ids.
+
+    Raises:
+        InvalidRequest: one is cut.
+    """
+    if len(packed) % 4:
+        raise InvalidRequest("token ids have 4 bytes each")
+
+
 class ClientKind(Enum):
     """Whether a client can write the arena without asking."""
 

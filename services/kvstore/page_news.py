@@ -1,13 +1,14 @@
 """What becomes findable and what is gone, told as vLLM's KV cache events (docs/decisions/0035).
 
 Knows hashes, and the tokens that clients name as they seal; neither sockets nor the books of pages. A page
-is told once its hash finds it, and only if its tokens were named: what of an answer was decoded sparsely, and
-what another store computed, is not what a router could look for.
+is told once its hash finds it and its tokens were named: by who seals it or, where another store or an
+earlier life of this one computed it, by the first who finds it. What of an answer was decoded sparsely nobody
+names: it is not what a router could look for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
@@ -34,6 +35,9 @@ class PageNews(Protocol):
     def found(self, page_hash: bytes) -> None:
         """A hash finds a page from now on."""
 
+    def matched(self, page_hashes: Sequence[bytes], tokens: bytes, page_tokens: int) -> None:
+        """These, the first of a chain, are found; `tokens`, 4 bytes each, as far as they were named."""
+
     def lost(self, page_hash: bytes) -> None:
         """A hash finds nothing any more."""
 
@@ -49,6 +53,9 @@ class NoNews:
         return nullcontext()
 
     def found(self, page_hash: bytes) -> None:
+        """Nothing."""
+
+    def matched(self, page_hashes: Sequence[bytes], tokens: bytes, page_tokens: int) -> None:
         """Nothing."""
 
     def lost(self, page_hash: bytes) -> None:
@@ -95,17 +102,27 @@ class KvEvents:
     def found(self, page_hash: bytes) -> None:
         """As PageNews says."""
         at = self._named.get(page_hash)
-        if at is None or not self._seals.tokens[at]:
-            return
-        tokens = np.frombuffer(self._seals.tokens[at], "<u4").tolist()
-        name = name_of(page_hash)
+        if at is not None and self._seals.tokens[at]:
+            self._stored(name_of(page_hash), self._parent(at), self._seals.tokens[at])
+
+    def matched(self, page_hashes: Sequence[bytes], tokens: bytes, page_tokens: int) -> None:
+        """As PageNews says."""
+        size, parent = 4 * page_tokens, None
+        for at, page_hash in enumerate(page_hashes[: len(tokens) // size]):
+            name = name_of(page_hash)
+            if name not in self._told:
+                self._stored(name, parent, tokens[at * size : (at + 1) * size])
+            parent = name
+
+    def _stored(self, name: int, parent: int | None, packed: bytes) -> None:
+        tokens = np.frombuffer(packed, "<u4").tolist()
         self._told.add(name)
         self.figures.stored += 1
         self._send(
             {
                 "type": "BlockStored",
                 "block_hashes": [name],
-                "parent_block_hash": self._parent(at),
+                "parent_block_hash": parent,
                 "token_ids": tokens,
                 "block_size": len(tokens),
                 "lora_id": None,

@@ -6,12 +6,14 @@ Knows arena, table and recovery, and how many clients are attached only when tol
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 from services.contract.errors import HotsetError, StaleReference, StateConflict
 from services.contract.file_header import FileHeader
 from services.kvstore.arena import Arena
 from services.kvstore.orders import PageCounts
 from services.kvstore.page_news import PageNews
+from services.kvstore.page_refs import PageRefs
 from services.kvstore.pages import THE_PULLER, PageTable
 from services.kvstore.prefix_index import PrefixIndex
 from services.kvstore.recovery import Recovery
@@ -77,6 +79,17 @@ class PageSpace:
     def unclaimed(self) -> int:
         """Mapped clients of an earlier life that live and have not attached again."""
         return self._recovery.living if self._recovery else 0
+
+    def match(self, holder: int, page_hashes: Sequence[bytes], tokens: bytes) -> PageRefs:
+        """Pin the longest sealed prefix of a chain; `tokens`, 4 bytes each, tell what of it is news.
+
+        Raises:
+            StateConflict: as `table`.
+        """
+        pages = self.table.match(holder, page_hashes)
+        assert self._arena.header is not None, "a table has a layout"
+        self._news.matched(page_hashes[: len(pages)], tokens, self._arena.header.page_tokens)
+        return pages
 
     def table_for(
         self, header: FileHeader, *, claims: bool, attached: set[int], leaving: set[int]

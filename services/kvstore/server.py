@@ -24,6 +24,7 @@ from services.contract.wire_security import TokenCheck, WireSecurity
 from services.kvstore.data_metrics import DataMetrics
 from services.kvstore.data_plane import DataPlane
 from services.kvstore.event_publisher import EventPublisher
+from services.kvstore.held_parts import HeldParts
 from services.kvstore.idle_check import IdleCheck
 from services.kvstore.metrics import MetricsServer, RpcMeter, StoreMetrics
 from services.kvstore.news_metrics import NewsMetrics
@@ -78,7 +79,13 @@ async def _serve(
             options=SERVER_OPTIONS,
         )
         kvstore_pb2_grpc.add_KvStoreServicer_to_server(
-            KvStoreServicer(store, plane, wants_tokens=bool(told_at)), server
+            KvStoreServicer(
+                store,
+                plane,
+                HeldParts(time.monotonic, settings.lease_seconds),
+                wants_tokens=bool(told_at),
+            ),
+            server,
         )
         health_servicer = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)

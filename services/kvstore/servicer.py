@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import grpc
+import numpy as np
 from hotset.v1 import kvstore_pb2 as pb
 from hotset.v1 import kvstore_pb2_grpc as rpc
 
@@ -17,6 +18,7 @@ from services.contract.file_header import FileHeader
 from services.contract.layout import LAYOUT_VERSION
 from services.contract.planes import planes_from_wire
 from services.kvstore.data_plane import DataPlane
+from services.kvstore.held_parts import HeldParts
 from services.kvstore.orders import AttachOrder, ClientKind, UpdateOrder, check_chain
 from services.kvstore.store import Store
 from services.kvstore.wire import refs_from_wire, refs_to_wire, seals_from_wire
@@ -32,15 +34,23 @@ class KvStoreServicer(rpc.KvStoreServicer):
     Only a match may wait, before it begins: for pages of other stores.
     """
 
-    def __init__(self, store: Store, data: DataPlane, *, wants_tokens: bool = False) -> None:
+    def __init__(
+        self, store: Store, data: DataPlane, held_parts: HeldParts, *, wants_tokens: bool = False
+    ) -> None:
         """`wants_tokens`: whether somebody is told of pages by their tokens."""
         self._store = store
+        self._held_parts = held_parts
         self._data = data
         self._wants_tokens = wants_tokens
 
     async def Attach(self, request: pb.AttachRequest, context: _Context) -> pb.AttachReply:
         if request.kind not in _KINDS:
             raise InvalidRequest("kind must be CLIENT_KIND_MAPPED or CLIENT_KIND_REMOTE")
+        held = refs_from_wire(request.held_pages)
+        if request.more_held:
+            self._held_parts.add(request.session_token, held, request.held_before)
+            return pb.AttachReply()
+        held = self._held_parts.whole(request.session_token, held, request.held_before)
         header = FileHeader(request.page_tokens, request.model_fingerprint, planes_from_wire(request.planes))
         attached = self._store.attach(
             AttachOrder(
@@ -48,7 +58,7 @@ class KvStoreServicer(rpc.KvStoreServicer):
                 kind=_KINDS[request.kind],
                 token=request.session_token,
                 header=header,
-                held=refs_from_wire(request.held_pages),
+                held=held,
                 reads_only=request.reads_only,
             )
         )
@@ -64,7 +74,7 @@ class KvStoreServicer(rpc.KvStoreServicer):
             arena_inode=Path(attached.arena_path).stat().st_ino,
             wants_tokens=self._wants_tokens,
             data_faces=[pb.DataFace(transport=name, address=where) for name, where in self._data.faces],
-            sealed_pages=refs_to_wire(attached.sealed),
+            sealed_held=np.packbits(np.isin(held.pages, attached.sealed.pages), bitorder="little").tobytes(),
         )
 
     async def Match(self, request: pb.MatchRequest, context: _Context) -> pb.MatchReply:
@@ -76,7 +86,7 @@ class KvStoreServicer(rpc.KvStoreServicer):
             self._store.heartbeat(request.session_id, request.epoch)
             check_chain(hashes)
             await self._data.fill(hashes)
-        found = self._store.match(request.session_id, request.epoch, hashes)
+        found = self._store.match(request.session_id, request.epoch, hashes, request.tokens)
         counts = self._store.page_counts
         return pb.MatchReply(
             pages=refs_to_wire(found),

@@ -106,7 +106,7 @@ class Sessions:
             if older and session.kind is ClientKind.MAPPED:
                 raise StateConflict(
                     f"client {order.client_name} is attached already and its process lives; "
-                    "stop it first, or give this one another name"
+                    "stop it first, or give this one another name (a decoder's follows its --port)"
                 )
             if older or (anew and session.reads_only):
                 found.append(session)

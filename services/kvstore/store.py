@@ -21,6 +21,7 @@ from services.kvstore.orders import (
     Updated,
     UpdateOrder,
     check_chain,
+    check_tokens,
 )
 from services.kvstore.page_news import NO_NEWS, PageNews
 from services.kvstore.page_refs import PageRefs
@@ -171,16 +172,17 @@ class Store:
         )
         return session.last_answer
 
-    def match(self, session_id: int, epoch: int, page_hashes: Sequence[bytes]) -> PageRefs:
+    def match(self, session_id: int, epoch: int, page_hashes: Sequence[bytes], tokens: bytes) -> PageRefs:
         """Pin the longest sealed prefix of a chain: a reference to each page of it is the session's.
 
         Raises:
             NotFound, StaleReference: the session is over, or of another epoch.
-            InvalidRequest: one of the hashes is none, or stands there twice.
+            InvalidRequest: one of the hashes is none, or stands there twice; or a token is cut.
         """
         session = self._speaking(session_id, epoch)
         check_chain(page_hashes)
-        pages = self._space.table.match(session_id, page_hashes)
+        check_tokens(tokens)
+        pages = self._space.match(session_id, page_hashes, tokens)
         if not session.reads_only:  # else the miss is another store's, and counted there
             self._counters.looked_up += len(page_hashes)
             self._counters.matched += len(pages)

@@ -9,6 +9,7 @@ import numpy as np
 from hotset.v1 import kvstore_pb2 as pb
 
 from services.contract.errors import InvalidRequest
+from services.kvstore.orders import check_tokens
 from services.kvstore.page_refs import PageRefs
 from services.kvstore.seals import Seals
 
@@ -45,6 +46,6 @@ def seals_from_wire(message: pb.Seals) -> Seals:
         raise InvalidRequest(
             f"seals name {len(seals)} hashes and tokens of {len(seals.tokens)}; one each or none"
         )
-    if any(len(tokens) % 4 for tokens in seals.tokens):
-        raise InvalidRequest("token ids have 4 bytes each")
+    for tokens in seals.tokens:
+        check_tokens(tokens)
     return seals

@@ -129,6 +129,14 @@ def test_a_row_takes_what_was_counted(model: CausalLM, mode: str) -> None:
     assert tables - small == 3 * LONGEST * memory.table_bytes
 
 
+def test_the_bound_is_measured_wherever_a_mode_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.glm_slice.FIXED", TOP_K + 1)
+    memory = tiny_memory(rows=12, slots=TOP_K + 1)
+    kinds = {(case.mode, case.capacity) for case in cases_of(memory, ["sync", "no_io"], shares=True)}
+    assert kinds == {(mode, capacity) for mode in ("sync", "no_io") for capacity in ("elastic", "17")}
+    assert {case.mode for case in cases_of(memory, ["sync"], shares=True)} == {"sync"}
+
+
 @pytest.mark.parametrize("mode", ["full", "tiered"])
 def test_a_row_in_eight_bits_takes_what_was_counted(mode: str) -> None:
     """Records and index keys; no key that was made up is none."""
@@ -184,14 +192,21 @@ def test_lines_of_a_case(model: CausalLM, mode: str, monkeypatch: pytest.MonkeyP
 
 
 def test_what_is_exposed_and_what_is_best() -> None:
+    def line(mode: str, capacity: str, rows: int, tok_s: float, tpot_ms: float) -> dict[str, object]:
+        told = {"mode": mode, "capacity": capacity, "concurrency": rows}
+        return {**told, "tok_s": tok_s, "tpot_ms": tpot_ms}
+
     lines = [
-        {"mode": "full", "concurrency": 2, "tok_s": 100.0, "tpot_ms": 20.0},
-        {"mode": "sync", "concurrency": 2, "tok_s": 90.0, "tpot_ms": 22.0},
-        {"mode": "sync", "concurrency": 8, "tok_s": 320.0, "tpot_ms": 25.0},
-        {"mode": "no_io", "concurrency": 8, "tok_s": 400.0, "tpot_ms": 20.0},
+        line("full", "all", 2, 100.0, 20.0),
+        line("sync", "elastic", 2, 90.0, 22.0),
+        line("sync", "elastic", 8, 320.0, 25.0),
+        line("sync", "4096", 8, 310.0, 26.0),
+        line("no_io", "elastic", 8, 400.0, 20.0),
     ]
-    assert [line["exposed_fetch_ms"] for line in compared(lines)] == [0.0, 0.0, 5.0, 0.0]
-    assert [line["of_bound"] for line in lines] == [None, None, 0.8, None]
+    assert [line["exposed_fetch_ms"] for line in compared(lines)] == [0.0, 0.0, 5.0, 0.0, 0.0]
+    assert [line["of_bound"] for line in lines] == [None, None, 0.8, None, None], "a bound of its own kind"
+    compared([*lines, line("no_io", "4096", 8, 390.0, 20.8)])
+    assert lines[3]["of_bound"] == pytest.approx(0.8)
     assert summary(lines)["sync_over_full"] == 3.2
     assert "sync_over_full" not in summary(lines[1:])
 

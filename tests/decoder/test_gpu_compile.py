@@ -13,6 +13,7 @@ from services.decoder.kernels.gpu.append import AppendShape
 from services.decoder.kernels.gpu.append_entry import AppendEntryShape
 from services.decoder.kernels.gpu.attend import AttendShape
 from services.decoder.kernels.gpu.attend_latent import AttendLatentShape, PlainLatentShape
+from services.decoder.kernels.gpu.card import Card
 from services.decoder.kernels.gpu.code_records import CodeRecordsShape
 from services.decoder.kernels.gpu.compile import compile_kernel
 from services.decoder.kernels.gpu.fill_bounds import FillBoundsShape
@@ -33,6 +34,11 @@ from services.decoder.kernels.gpu.swiglu import SwigluShape
 from services.decoder.kernels.gpu.write_run import WriteRunShape
 
 CLUSTERS = {"sm_80": (1,), "sm_90": (1, 8), "sm_100": (1, 8)}  # before sm_90 there are no clusters
+CARDS = {
+    "sm_80": Card("A100", 8, 108, 163 * 1024),
+    "sm_90": Card("H200", 9, 132, 227 * 1024),
+    "sm_100": Card("B200", 10, 148, 227 * 1024),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +68,9 @@ def test_a_resolve_that_leaves_its_fetches_to_a_replay_compiles(arch: str) -> No
 
 def test_what_does_not_overlap_is_the_same_code() -> None:
     sizes = (128, 4, 16, torch.bfloat16, 64)
-    usual, joined = (AttendShape.fitting(*sizes, overlaps=overlaps) for overlaps in (True, False))
+    usual, joined = (
+        AttendShape.fitting(*sizes, overlaps=overlaps, card=CARDS["sm_90"]) for overlaps in (True, False)
+    )
     assert usual != joined
     assert usual.defines == joined.defines
     assert usual.defines["WINDOW"] == 0
@@ -77,7 +85,7 @@ def test_replay_compiles(arch: str) -> None:
 @pytest.mark.parametrize("arch", CLUSTERS)
 def test_attend_compiles(arch: str, head_dim: int) -> None:
     for dtype in (torch.float32, torch.bfloat16):
-        shape = AttendShape(head_dim, group_size=4, block_tokens=16, dtype=dtype)
+        shape = AttendShape.fitting(head_dim, 4, 16, dtype, units=64, card=CARDS[arch])
         assert compile_kernel(shape.source, shape.defines, arch)[:4] == b"\x7fELF"
 
 
@@ -116,7 +124,7 @@ def test_what_models_that_choose_blocks_launch_compiles(arch: str, dtype: torch.
 @pytest.mark.parametrize("arch", CLUSTERS)
 def test_prefills_attend_latent_compiles(arch: str, latent: int, heads: int) -> None:
     assert AttendLatentShape.takes(latent, 64, torch.bfloat16)
-    shape = AttendLatentShape.fitting(latent, 64, heads, 1, torch.bfloat16, 1)
+    shape = AttendLatentShape.fitting(latent, 64, heads, 1, torch.bfloat16, 1, card=CARDS[arch])
     assert compile_kernel("attend_latent", shape.defines, arch)[:4] == b"\x7fELF"
 
 
@@ -124,7 +132,7 @@ def test_prefills_attend_latent_compiles(arch: str, latent: int, heads: int) -> 
 @pytest.mark.parametrize("arch", CLUSTERS)
 def test_attend_latent_compiles(arch: str, heads: int) -> None:
     for cluster in CLUSTERS[arch]:
-        shape = AttendLatentShape.fitting(512, 64, heads, 1, torch.bfloat16, cluster)
+        shape = AttendLatentShape.fitting(512, 64, heads, 1, torch.bfloat16, cluster, card=CARDS[arch])
         assert compile_kernel("attend_latent", shape.defines, arch)[:4] == b"\x7fELF"
 
 
@@ -132,8 +140,8 @@ def test_attend_latent_compiles(arch: str, heads: int) -> None:
 def test_what_reads_and_writes_records_in_eight_bits_compiles(arch: str) -> None:
     cluster = max(CLUSTERS[arch])
     for heads, dtype in ((16, torch.bfloat16), (32, torch.float16), (128, torch.bfloat16)):
-        shape = AttendLatentShape.fitting(512, 64, heads, 1, dtype, cluster, coded=True)
-        assert shape.shared_bytes <= 227 * 1024
+        shape = AttendLatentShape.fitting(512, 64, heads, 1, dtype, cluster, coded=True, card=CARDS[arch])
+        assert shape.shared_bytes <= CARDS[arch].shared_bytes
         assert compile_kernel("attend_latent", shape.defines, arch)[:4] == b"\x7fELF"
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         coding = CodeRecordsShape(512, 64, dtype)
@@ -187,13 +195,12 @@ def test_select_compiles(arch: str, head_dim: int, kv_heads: int, groups: int) -
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("arch", CLUSTERS)
 def test_linear_compiles(arch: str, gated: bool) -> None:
-    for rows, cluster, m_tiles in ((8, 1, 3), (16, 2, 2), (32, 1, 4), (64, 8, 2)):
-        if cluster <= max(CLUSTERS[arch]):
-            bulk = arch != "sm_80"
-            shape = LinearShape.filling(
-                rows, gated, torch.bfloat16, cluster, cluster, m_tiles if bulk else 1, resident=1, bulk=bulk
-            )
-            assert compile_kernel("linear", shape.defines, arch)[:4] == b"\x7fELF"
+    bulk = arch != "sm_80"
+    for rows, m_tiles in ((8, 3), (16, 2), (32, 1)):
+        shape = LinearShape.filling(
+            rows, gated, torch.bfloat16, m_tiles if bulk else 1, bulk=bulk, card=CARDS[arch]
+        )
+        assert compile_kernel("linear", shape.defines, arch)[:4] == b"\x7fELF"
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

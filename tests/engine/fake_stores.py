@@ -30,7 +30,7 @@ class MoodyPages:
     def lent(self) -> int:
         return self.pages.lent
 
-    def match(self, page_hashes: Collection[bytes]) -> list[HostPage]:
+    def match(self, page_hashes: Collection[bytes], prompt: Collection[int] = ()) -> list[HostPage]:
         if self.mood and self.mood.random() < 0.1:
             self.failures += 1
             raise Unavailable("the store is out of reach")
@@ -63,7 +63,7 @@ class OneOfTwo:
     def total(self) -> int:
         return self.pages.total
 
-    def match(self, page_hashes: Collection[bytes]) -> list[HostPage]:
+    def match(self, page_hashes: Collection[bytes], prompt: Collection[int] = ()) -> list[HostPage]:
         found = self.pages.match(list(page_hashes))
         self.lent += len(found)
         self.free = self.pages.free

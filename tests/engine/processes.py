@@ -22,6 +22,7 @@ from hotset.v1 import kvstore_pb2 as store_pb
 from hotset.v1 import kvstore_pb2_grpc as store_grpc
 
 from services.contract.channel import CLIENT_OPTIONS
+from tests.waiting import Waiting
 
 _P = TypeVar("_P", bound="Process")
 _READY = re.compile(r"kvstore ready grpc=(\S+) .*arena=(\S+)")
@@ -99,6 +100,13 @@ class Process:
         if self.popen.poll() is None:
             self.popen.send_signal(number)
         return self.wait(seconds)
+
+    def end_waits(self, number: int = signal.SIGTERM) -> float:
+        """Send a signal, and wait for status 0; the seconds that it waited for anything meanwhile."""
+        with Waiting(self.popen.pid) as waiting:
+            status = self.end(number, PATIENCE_SECONDS)
+        assert status == 0, self.text
+        return waiting.seconds
 
     def wait(self, seconds: float = PATIENCE_SECONDS) -> int:
         status = self.popen.wait(seconds)

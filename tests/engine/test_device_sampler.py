@@ -11,6 +11,8 @@ from services.contract.errors import InvalidRequest
 from services.decoder.engine.device_sampler import DeviceSampler
 from services.decoder.engine.sampler import sample
 from services.decoder.engine.sequence import Sampling, Sequence
+from services.decoder.kernels.gpu import sample as gpu_sample
+from services.decoder.kernels.gpu.card import Card
 from services.decoder.kernels.sample_limits import MOST_BARRED, MOST_BIASED
 from tests.engine.sampling_cases import Kind, check_history, defined, drawn
 
@@ -204,3 +206,30 @@ def test_device_bytes_are_those_of_the_tables() -> None:
     tables = DeviceSampler(3, 77, CPU).tables
     held = [tables.wishes, tables.seeds, tables.counts, tables.bias_ids, tables.biases, tables.stop_ids]
     assert DeviceSampler.device_bytes(3, 77) == sum(t.numel() * t.element_size() for t in held)
+
+
+def test_a_kernel_is_loaded_once_however_many_rows_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loading waits for every stream of the device; here a GPU is imitated."""
+    loaded: list[tuple[int, int]] = []
+    launched: list[int] = []
+
+    class Loaded:
+        def __init__(self, name: str, defines: dict[str, int], *, cluster: int, **rest: object) -> None:
+            self.cluster = cluster
+            loaded.append((cluster, defines["GREEDY"]))
+
+        def most_clusters(self) -> int:
+            return 132 // self.cluster
+
+        def launch(self, blocks: int, parameters: object) -> None:
+            launched.append(blocks // self.cluster)
+
+    monkeypatch.setattr(gpu_sample, "Kernel", Loaded)
+    monkeypatch.setattr(Card, "current", lambda: Card("NVIDIA H200", 9, 132, 227 * 1024))
+    sampler = DeviceSampler(64, 1000, CPU)
+    monkeypatch.setattr(sampler, "_on_gpu", True)
+    for rows in (64, 8, *range(1, 65)):
+        for greedy in (True, False):
+            sampler.draw(torch.zeros(rows, 1000), greedy=greedy)
+    assert len(launched) == 2 * 66
+    assert len(loaded) == len(set(loaded)) == 2 * 3, "clusters of 8, 4 and 2"

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
+import threading
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from services.contract.errors import SetupError
+from services.decoder.engine import assembly
+from services.decoder.engine.__main__ import load
 from services.decoder.engine.assembly import check_device
+from services.decoder.engine.offline import OfflineEngine
+from services.decoder.engine.own_device import keep_to
+from services.decoder.engine.servicer import EngineServicer
+from services.decoder.engine.settings import EngineSettings
+from services.decoder.settings import DecoderSettings
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, *, count: int, capability: tuple[int, int] = (9, 0)) -> None:
@@ -48,6 +59,57 @@ def test_the_gpu_extra_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_card_that_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, count=1)
     check_device(torch.device("cuda:0"))
+
+
+@pytest.mark.parametrize(
+    ("device", "shown", "now", "left"),
+    [
+        ("cuda:0", None, "cuda:0", "0"),
+        ("cuda:3", None, "cuda:0", "3"),
+        ("cuda:1", "4,7", "cuda:0", "7"),
+        ("cuda:1", "GPU-8f, GPU-2c", "cuda:0", "GPU-2c"),
+        ("cuda", "4,7", "cuda", "4,7"),
+        ("auto", None, "auto", None),
+        ("cpu", None, "cpu", None),
+    ],
+)
+def test_an_engine_sees_its_own_gpu_alone(device: str, shown: str | None, now: str, left: str | None) -> None:
+    environment = {} if shown is None else {"CUDA_VISIBLE_DEVICES": shown}
+    assert keep_to(device, environment) == now
+    assert environment.get("CUDA_VISIBLE_DEVICES") == left
+
+
+def test_a_gpu_that_the_environment_hides_is_refused() -> None:
+    with pytest.raises(SetupError, match=r"no cuda:2: CUDA_VISIBLE_DEVICES=4,7 shows 2 GPUs"):
+        keep_to("cuda:2", {"CUDA_VISIBLE_DEVICES": "4,7"})
+
+
+def test_an_engine_starts_on_the_gpu_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing in it names another current device, so it is the only one there is."""
+    seen: list[tuple[str, str, str | None]] = []
+
+    def check(device: torch.device, asked: str) -> None:
+        seen.append((str(device), asked, os.environ.get("CUDA_VISIBLE_DEVICES")))
+        raise SetupError("far enough")
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,6")
+    monkeypatch.setattr(assembly, "check_device", check)
+    settings = EngineSettings.model_validate(
+        {"model": tmp_path, "device": "cuda:1", "engine_socket": tmp_path / "socket"}
+    )
+    store: Any = None
+    with pytest.raises(SetupError, match="far enough"):
+        load(settings, store, EngineServicer(), threading.Event())
+    assert seen == [("cuda:0", "cuda:1", "6")]
+
+
+def test_an_engine_without_services_makes_its_gpu_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def current(device: torch.device) -> None:
+        raise SetupError(f"current: {device}")
+
+    monkeypatch.setattr(torch.cuda, "set_device", current)
+    with pytest.raises(SetupError, match="current: cuda:1"):
+        OfflineEngine(DecoderSettings.model_validate({"model": "m", "device": "cuda:1"}), 2**20)
 
 
 def test_a_cpu_engine_needs_no_gpu_extra() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from pathlib import Path
 
 import pytest
@@ -40,3 +41,17 @@ def test_only_what_a_prompt_covers_is_told(shm: Path, keep: Keeper, tmp_path: Pa
         assert engine.events["again", 0][0].cached_prompt_tokens == 256
         router.ask(0)
         assert len(router.events) == 1 + pages, "what is found again is no news"
+        told = list(router.events)
+    store.end(signal.SIGKILL)
+    store = keep(KvStore(shm / "arena", ARENA_BYTES, listen=store.address, flags=flags))
+    live, replay = re.findall(r"^kv events (\S+)$", store.text, re.MULTILINE)
+    eventually("the engine is back", lambda: store.stats().sessions == 1)
+    with Subscriber(live, replay) as router:
+        for name, prompt in (("other", PROMPT[:64] + PROMPT[:80]), ("once more", PROMPT)):
+            engine.submit(name, prompt, 1)
+            engine.answer(name)
+            eventually("all is back", engine.idle)
+        cached = {name: engine.events[name, 0][0].cached_prompt_tokens for name in ("other", "once more")}
+        assert cached == {"other": 64, "once more": 256}
+        router.until(lambda: len(router.events) >= 2 + pages, "what the earlier life left, and one page more")
+        assert [event for event in router.events if event in told] == told

@@ -270,6 +270,13 @@ def test_the_table_says_where_memory_goes() -> None:
     assert lines["arena (host)"] == ["1", "GiB", "684", "pages,", "43,776", "tokens"]
     assert lines["weights"] == ["257", "MiB", "bfloat16"]
     assert lines["KV of a token"][:2] == ["22.5", "KiB"]
+    assert set(lines) == {
+        *("weights", "hot buffer", "selector's index", "tables", "prefill windows", "arena (host)"),
+        "KV of a token",
+    }, "what is nothing is left out"
+    full = derive(kv_mode="full").table()
+    assert "resident KV" in full
+    assert "hot buffer" not in full
 
 
 def test_fingerprints_differ_whenever_bytes_would_mean_something_else() -> None:
@@ -297,3 +304,40 @@ def test_the_device_sampler_is_counted_on_a_gpu() -> None:
     assert plan.sampling_bytes == sum(part.nbytes for part in parts)
     assert derive(max_rows=5).sampling_bytes == 0
     assert "sampling" in plan.table()
+    assert "sampling" not in derive(max_rows=5).table()
+
+
+def test_full_mode_is_held_against_the_devices_memory() -> None:
+    """8 rows of 8,192 tokens are 1.41 GiB of KV, and what else is on the device comes first."""
+    cuda = torch.device("cuda:0")
+    plan = derive(kv_mode="full", device=cuda, room_bytes=2 * 2**30)
+    assert plan.resident_bytes == 65_536 * 23_040
+    beside = plan.index_bytes + plan.table_bytes + plan.window_bytes + plan.sampling_bytes
+    exact = plan.resident_bytes + beside
+    assert derive(kv_mode="full", device=cuda, room_bytes=exact) == plan
+    message = r"KV of 65,536 tokens takes 1.41 GiB .* left for it; lower --device-cache-tokens .* 8192 tokens"
+    with pytest.raises(SetupError, match=message):
+        derive(kv_mode="full", device=cuda, room_bytes=exact - 1)
+    small = derive(kv_mode="full", device=cuda, room_bytes=exact - 1, device_cache_tokens=60_000)
+    assert small.resident_bytes < plan.resident_bytes
+
+
+def test_a_hot_buffer_that_was_asked_for_is_held_against_the_devices_memory() -> None:
+    cuda = torch.device("cuda:0")
+    wanted = derive(device=cuda, room_bytes=2**33, hot_bytes=2**29)
+    assert 0.9 * 2**29 < wanted.hot_bytes <= 2**29
+    with pytest.raises(SetupError, match=r"--hot-bytes 536870912: .* take 510 MiB, .* left for it; leave"):
+        derive(device=cuda, room_bytes=2**29, hot_bytes=2**29)
+
+
+def test_a_lane_is_no_longer_than_the_device_can_order() -> None:
+    def most(lane_slots: int) -> int:
+        asked = settings(max_rows=2)
+        shape = kv_shape(asked, SMOLLM2, torch.bfloat16)
+        layout = ArenaLayout.fit(2**30, shape.page_tokens, kv_planes(asked, shape))
+        plan = MemoryPlan.derive(asked, SMOLLM2, shape, layout, WEIGHTS, CPU, 2**33, lane_slots)
+        return plan.hot_classes[0].lane_slots
+
+    assert most(512) == most(32_768) == 512, "a row's blocks"
+    assert most(200) == 200
+    assert most(8) == 136, "the floor must be possible"

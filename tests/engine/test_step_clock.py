@@ -29,7 +29,8 @@ def test_every_step_but_the_last_is_booked(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(step_clock, "_now", Event)
     clock = StepClock()
     for decodes in (True, False, False, True, True):
-        mark = clock.begin(decodes=decodes, only=decodes)
+        mark = clock.begin(decodes=decodes, only=decodes, moves=False)
+        clock.inputs(mark)
         if decodes:
             clock.decoded(mark)
         clock.end(mark)
@@ -38,3 +39,16 @@ def test_every_step_but_the_last_is_booked(monkeypatch: pytest.MonkeyPatch) -> N
     # A step that decodes takes three events, so two microseconds; a chunk's takes one.
     busy = 2000 + 1000 + 1000 + 2000
     assert clock.times == DeviceTimes(steps=2, decode_ns=2000, busy_ns=busy, idle_ns=2000)
+
+
+def test_bringing_rows_into_place_is_no_decoding_and_no_idling(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_clock, "_now", Event)
+    clock = StepClock()
+    for moves in (False, True, False):
+        mark = clock.begin(decodes=True, only=True, moves=moves)
+        clock.inputs(mark)
+        clock.decoded(mark)
+        clock.end(mark)
+        RunningStep(StepPlan(), [], None, clock=clock, mark=mark).collect()
+    # The second begins a microsecond before its inputs.
+    assert clock.times == DeviceTimes(steps=2, decode_ns=2000, busy_ns=2000 + 3000, idle_ns=2000)

@@ -62,7 +62,7 @@ def test_stopped_past_its_lease_in_mid_answer(shm: Path, keep: Keeper, tiny: Pat
         store.end(signal.SIGKILL)
         store = keep(store.again())
     else:
-        eventually("its lease ends", lambda: "event=lease_expired client=engine-0" in store.text)
+        eventually("its lease ends", lambda: "event=lease_expired client=engine-0@" in store.text)
     busy = range(10, 19)
     for number in busy:
         other.submit(str(number), prompt(number), TOKENS)

@@ -18,6 +18,8 @@ from typing import Any
 import httpx
 import openai
 
+from tests.waiting import Waiting
+
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = "fake"
 PATIENCE_SECONDS = 60.0
@@ -94,6 +96,10 @@ class LiveFront:
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)
         return self.until_exit()
+
+    def waiting(self) -> Waiting:
+        """Adds up, while entered, how long both the front and its engine of now sit and wait."""
+        return Waiting(self.process.pid, self.engine_pid)
 
     def client(self) -> openai.OpenAI:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=120)

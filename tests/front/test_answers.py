@@ -225,7 +225,7 @@ def test_every_sampling_field_reaches_the_engine(front: LiveFront) -> None:
     fields = {
         "temperature": 0.5, "top_p": 0.25, "top_k": 7, "min_p": 0.125, "frequency_penalty": -1.5,
         "presence_penalty": 2, "repetition_penalty": 1.5, "logit_bias": {"5": -100, "0": 2.5},
-        "max_tokens": 3, "min_tokens": 2, "stop_token_ids": [9, 8, 9], "ignore_eos": True, "priority": -4,
+        "max_tokens": 3, "min_tokens": 2, "stop_token_ids": [9, 8, 9], "ignore_eos": True, "priority": 4,
         "seed": 1, "n": 2, "cache_salt": "tenant", "logprobs": True, "top_logprobs": 4,
     }  # fmt: skip
     assert front.chat(**fields).status_code == 200
@@ -236,7 +236,7 @@ def test_every_sampling_field_reaches_the_engine(front: LiveFront) -> None:
         "logprobs": True, "top_logprobs": 4,
     }  # fmt: skip
     assert (sent["max_tokens"], sent["min_tokens"], sent["stop_token_ids"]) == (3, 2, [9, 8])
-    assert (sent["ignore_eos"], sent["priority"]) == (True, -4)
+    assert (sent["ignore_eos"], sent["priority"]) == (True, 4)
     assert [choice.get("index", 0) for choice in sent["choices"]] == [0, 1]
     assert front.chat(max_tokens=1, top_k=-1, temperature=0).status_code == 200
     plain = front.noted("submit")[-1]["sampling"]

@@ -66,7 +66,9 @@ def test_pieces_are_the_answer(
         ids = [byte_tokens[bytes([byte])] for byte in text.encode()]
     else:
         ids = tokenizer.encode(text, add_special_tokens=False)
-    choice = ChoiceText(tokenizer, stop_texts=stops, keep_stop_text=keep, min_tokens=0, continues=False)
+    choice = ChoiceText(
+        tokenizer, stop_texts=stops, keep_stop_text=keep, min_tokens=0, continues=False, tells_tokens=True
+    )
     pieces = _run(choice, ids, cuts)
     shown = "".join(piece.text for piece in pieces)
     want = _expected(text, stops, keep=keep)
@@ -88,7 +90,9 @@ def test_pieces_are_the_answer(
 
 
 def test_an_end_token_has_no_text(tokenizer: TextTokenizer) -> None:
-    choice = ChoiceText(tokenizer, stop_texts=(), keep_stop_text=False, min_tokens=0, continues=False)
+    choice = ChoiceText(
+        tokenizer, stop_texts=(), keep_stop_text=False, min_tokens=0, continues=False, tells_tokens=True
+    )
     (word,) = tokenizer.encode("Hello", add_special_tokens=False)
     tokens = [engine_pb2.Token(id=token) for token in (word, word)]
     piece = choice.feed(tokens, last_is_end=True, ended=True)

@@ -52,6 +52,7 @@ PROVOKED: dict[str, tuple[int, str, str | None, Provoke]] = {
         "tools",
         lambda front: front.chat(tools=[{"type": "function", "function": {"name": "f"}}]),
     ),
+    "priority_not_allowed": (403, "invalid_request_error", "priority", lambda front: front.chat(priority=-1)),
     "model_not_found": (404, "invalid_request_error", "model", lambda front: front.chat(model="gpt-4")),
     "unknown_url": (404, "invalid_request_error", None, lambda front: front.post("/v1/embeddings", {})),
     "method_not_allowed": (

@@ -58,7 +58,7 @@ class _Lives(Engines):
 
 PLAN = Plan(
     sampling=engine_pb2.SamplingParams(),
-    logprobs=LogprobsWanted(),
+    logprobs=LogprobsWanted(answer=True),
     n=1,
     seed=1,
     most_tokens=5,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -47,9 +46,9 @@ def test_an_engine_that_dies_is_replaced(default_model: Path) -> None:
 def test_a_stopped_engine_does_not_stop_the_metrics(default_model: Path) -> None:
     with live_front(default_model) as front:
         os.kill(front.engine_pid, signal.SIGSTOP)
-        began = time.monotonic()
-        text = httpx.get(f"{front.url}/metrics").text
-        assert time.monotonic() - began < 3
+        with front.waiting() as waiting:
+            text = httpx.get(f"{front.url}/metrics", timeout=60).text
+        assert waiting.seconds < 3
         assert "hotset_http_requests_total" in text
         assert httpx.get(f"{front.url}/health").status_code == 200
         # It cannot answer SIGTERM either; it is killed in the end.
@@ -142,9 +141,9 @@ def test_the_end_comes_within_ten_seconds_whatever_runs(default_model: Path) -> 
         ):
             assert unread.status_code == 200  # megabytes follow, more than sockets hold
             idle.sendall(b"GET /heal")
-            began = time.monotonic()
-            assert front.stop() == 0
-            assert time.monotonic() - began < 10
+            with front.waiting() as waiting:
+                assert front.stop() == 0
+            assert waiting.seconds < 10
         assert error_of(held.result())["code"] == "shutting_down"
         _ended_well(front, engine)
 
@@ -154,9 +153,9 @@ def test_the_end_during_the_start(default_model: Path) -> None:
         front.until_listening()
         until(lambda: front.noted("start"), "the engine")
         engine = front.engine_pid
-        began = time.monotonic()
-        assert front.stop() == 0
-        assert time.monotonic() - began < 5
+        with front.waiting() as waiting:
+            assert front.stop() == 0
+        assert waiting.seconds < 5
         _ended_well(front, engine)
 
 
@@ -180,10 +179,10 @@ def test_a_second_interrupt_ends_at_once(default_model: Path) -> None:
         engine = front.engine_pid
         front.process.send_signal(signal.SIGINT)
         until(lambda: "event=draining" in front.log, "the end to begin")
-        began = time.monotonic()
-        front.process.send_signal(signal.SIGINT)
-        assert front.until_exit() == 128 + signal.SIGINT
-        assert time.monotonic() - began < 2
+        with front.waiting() as waiting:
+            front.process.send_signal(signal.SIGINT)
+            assert front.until_exit() == 128 + signal.SIGINT
+        assert waiting.seconds < 2
         until(lambda: _gone(engine), "the engine to be gone")
         assert front.sockets == []
 

@@ -34,7 +34,9 @@ class Case:
 
     @property
     def shape(self) -> AttendShape:
-        return AttendShape(self.head_dim, self.group_size, self.block_tokens, self.dtype)
+        """The engine's."""
+        units = (self.rows + PADDING) * self.groups * self.heads
+        return AttendShape.fitting(self.head_dim, self.group_size, self.block_tokens, self.dtype, units)
 
 
 CASES = [

@@ -8,6 +8,7 @@ the choice for each row, so that over 20% of the choices miss.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,18 +23,15 @@ from services.decoder.models.causal_lm import CausalLM
 from services.decoder.models.spec import ModelSpec
 from tests.decoder import checkpoints, pauses
 from tests.decoder.dsa_rig import ARENA_BYTES, CASES, TOP_K, ask, check, engine_of, prompt_of
+from tests.decoder.pauses import LENGTHS, PROMPT, check_found_prefix, check_parked_anywhere
 from tests.decoder.recording import Recording
 from tests.decoder.test_dsa import Choices, Noting, theirs
-from tests.engine.watch import Watch
 from tests.gpu.streamed_rig import sleep
 from tests.gpu.test_step_gpu import no_synchronisation
 
 pytestmark = pytest.mark.gpu
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda:0")
-LENGTHS = (150, 70, 210, 33, 102, 100, 177, 90)
-PROMPT = prompt_of(150)
-TOKENS = 50
 DENSE: Mapping[str, object] = {"first_k_dense_replace": 9}
 WIDE: Mapping[str, object] = {"kv_lora_rank": 128, "qk_rope_head_dim": 64, "index_head_dim": 128}
 
@@ -156,40 +154,12 @@ def test_choices_are_the_cpus_and_tokens_transformers(model: CausalLM, path: Pat
 
 @pytest.mark.parametrize("mode", ["tiered", "full"])
 def test_a_found_prefix_gives_the_same_tokens(model: CausalLM, mode: str) -> None:
-    """Of a prompt, and of an answer: index keys of both come back with the records."""
-    warm = engine(model, kv_mode=mode)
-    first = ask("first", PROMPT, TOKENS)
-    warm.generate([first])
-    for known in (0, 45):
-        again = ask("again", PROMPT, TOKENS)
-        again.known = first.generated[:known]
-        watch = Watch(warm, again, poison=True)
-        warm.generate([again])
-        assert again.cached >= 128
-        assert watch.loads == 1
-        assert again.generated == first.generated
-    check(warm)
+    check_found_prefix(engine(model, kv_mode=mode))
 
 
 @pytest.mark.parametrize("mode", ["tiered", "full"])
 def test_parked_anywhere_and_resumed(model: CausalLM, mode: str) -> None:
-    """Tokens, records and index keys of a run that nobody disturbed."""
-    idle, alone = engine(model, kv_mode=mode), ask("alone", PROMPT, TOKENS)
-    undisturbed = Watch(idle, alone)
-    idle.generate([alone])
-    for after in (1, 43, 44):
-        busy = engine(model, kv_mode=mode)
-        parked, urgent = ask("parked", PROMPT, TOKENS), ask("urgent", PROMPT[::-1], 20, priority=-1)
-        watch = Watch(busy, parked, poison=True)
-        busy.scheduler.submit([parked])
-        while len(parked.generated) < after:
-            busy.step()
-        busy.generate([urgent])
-        assert busy.scheduler.parkings == watch.loads == 1
-        assert parked.generated == alone.generated, after
-        found = watch.bytes()
-        assert all(torch.equal(mine, other) for mine, other in zip(found, undisturbed.bytes(), strict=True))
-        check(busy)
+    check_parked_anywhere(partial(engine, model, kv_mode=mode), (1, 43, 44), ahead=True)
 
 
 @pytest.fixture

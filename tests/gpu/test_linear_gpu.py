@@ -89,14 +89,13 @@ def product(case: Case, dtype: torch.dtype) -> Product:
 def divisions(rows: int, gated: bool, dtype: torch.dtype) -> list[LinearShape]:
     """Ways to divide the work, for at least `rows` rows."""
     padded = max(8, 1 << (rows - 1).bit_length())
-    wide = LinearShape.filling(padded, gated, dtype, 1, 1, 1, resident=1)
+    wide = LinearShape.filling(padded, gated, dtype, 1)
     return [
         wide,
         replace(wide, bulk=False),
         replace(wide, slots=11),
-        LinearShape.filling(padded, gated, dtype, 2, 2, 1, resident=1, ahead=8),
-        LinearShape.filling(padded, gated, dtype, 4, 4, 2, resident=1),
-        LinearShape.filling(padded, gated, dtype, 8, 8, 1, resident=1),
+        LinearShape.filling(padded, gated, dtype, 2),
+        LinearShape.filling(padded, gated, dtype, 3),
     ]
 
 
@@ -115,7 +114,7 @@ def test_every_division_gives_the_product_in_the_same_bits(case: Case, dtype: to
 @pytest.mark.parametrize("gated", [False, True])
 def test_a_row_does_not_depend_on_the_rows_beside_it(gated: bool) -> None:
     given = product(Case(64, 4096, 4096, gated), torch.bfloat16)
-    shape = LinearShape.filling(64, gated, torch.bfloat16, 4, 4, 1, resident=1)
+    shape = LinearShape.filling(64, gated, torch.bfloat16, 2)
     together = given.by_kernel(shape)
     for rows in (1, 7, 8, 16, 30, 32):
         part = replace(given, x=given.x[:rows].contiguous())
@@ -151,6 +150,4 @@ def test_what_the_kernel_would_read_wrongly_is_refused(
     tensors = {name: torch.zeros(size, dtype=torch.bfloat16) for name, size in (sizes | change).items()}
     call = LinearCall(tensors["x"], tensors["weight"], tensors["bias"], tensors["out"])
     with pytest.raises(ValueError, match=message):
-        call.check(
-            LinearShape(8, gated=False, dtype=torch.bfloat16, cluster=1, m_warps=1, m_tiles=1, slots=8)
-        )
+        call.check(LinearShape(8, gated=False, dtype=torch.bfloat16, m_tiles=1, slots=8))

@@ -14,7 +14,7 @@ from benchmarks.synthetic import synthetic_model
 from services.decoder.engine.assembly import dense_ops
 from services.decoder.engine.decode_graphs import batch_sizes
 from services.decoder.engine.offline import OfflineEngine
-from services.decoder.engine.sequence import Sampling, Sequence
+from services.decoder.engine.sequence import Finish, Sampling, Sequence
 from services.decoder.models.causal_lm import CausalLM
 from services.decoder.settings import DecoderSettings
 
@@ -118,3 +118,24 @@ def test_the_device_clock_adds_up(model: CausalLM) -> None:
     assert 0.8 * passed < busy + idle < 1.2 * passed
     assert 0.3 * busy < after.decode_ns - before.decode_ns < busy
     print(f"busy={busy / 1e6:.2f} ms idle={idle / 1e6:.2f} ms passed={passed / 1e6:.2f} ms")
+
+
+def test_a_row_of_no_numbers_ends_alone(model: CausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step ahead has its -1 for a token; the engine and the other rows go on."""
+    poison = torch.zeros(batch_sizes(ROWS)[-1], 1, device=CUDA)
+    sound = model.decode_logits
+    monkeypatch.setattr(model, "decode_logits", lambda hidden: sound(hidden) + poison[: hidden.shape[0]])
+    engine = running(model, "tiered", Sampling())
+    everybody = list(engine.scheduler.running)
+    poison[2] = float("nan")
+    while not any(sequence.finish for sequence in everybody):
+        engine.step()
+    poison.zero_()
+    for _ in range(20):
+        engine.step()
+    torch.cuda.synchronize()
+    [ended] = [sequence for sequence in everybody if sequence.finish]
+    assert ended.finish is Finish.ERROR
+    assert len(engine.scheduler.running) == ROWS - 1
+    assert all(len(s.generated) >= len(ended.generated) + 20 for s in engine.scheduler.running)
+    assert all(token >= 0 for sequence in everybody for token in sequence.generated)

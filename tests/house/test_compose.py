@@ -20,7 +20,7 @@ from tests.house.test_images import dockerfile
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 COMPOSE = ROOT / "docker-compose.yml"
-OVERRIDES = {name: ROOT / f"docker-compose.{name}.yml" for name in ("gpu", "peers")}
+OVERRIDES = {name: ROOT / f"docker-compose.{name}.yml" for name in ("gpu", "peers", "events")}
 FILES = [COMPOSE, *OVERRIDES.values()]
 VARIABLE = re.compile(r"\$\{(\w+)(?:(:[-+?])([^}]*))?\}")
 SETTINGS: Mapping[str, type[ServiceSettings]] = {"kvstore": KvStoreSettings, "decoder": DecoderSettings}
@@ -70,7 +70,9 @@ def test_a_file_follows_the_compose_specification(file: Path, tmp_path: Path) ->
     assert bad.returncode != 0, "the check cannot fail"
 
 
-@pytest.mark.parametrize("overrides", [(), ("gpu",), ("peers",), ("gpu", "peers")], ids=str)
+@pytest.mark.parametrize(
+    "overrides", [(), ("gpu",), ("peers",), ("gpu", "peers"), ("events",), ("peers", "events")], ids=str
+)
 def test_compose_itself_accepts_it(overrides: tuple[str, ...]) -> None:
     files = [COMPOSE, *(OVERRIDES[name] for name in overrides)]
     done = _compose(*files, **(NODE if "peers" in overrides else {}))
@@ -161,6 +163,20 @@ def test_what_a_machine_may_refuse_is_in_an_override(compose: dict[str, Any]) ->
     [device] = decoder["deploy"]["resources"]["reservations"]["devices"]
     assert (device["driver"], device["capabilities"]) == ("nvidia", ["gpu"])
     assert decoder["build"]["args"]["EXTRAS"] == "decoder gpu"
+
+
+def test_the_status_page_links_to_grafana(compose: dict[str, Any]) -> None:
+    link = compose["services"]["decoder"]["environment"]["HOTSET_DASHBOARDS_URL"]
+    [port] = compose["services"]["grafana"]["ports"]
+    assert f"http://{port.removesuffix(':3000')}" == link
+
+
+def test_kv_events_are_published_where_they_are_sent() -> None:
+    store = _interpolated({}, OVERRIDES["events"])["services"]["kvstore"]
+    for variable, port in zip(("HOTSET_KV_EVENTS", "HOTSET_KV_EVENTS_REPLAY"), store["ports"], strict=True):
+        address, _, inside = port.rpartition(":")
+        assert store["environment"][variable] == f"tcp://0.0.0.0:{inside}"
+        assert address == f"127.0.0.1:{inside}", "tokens of prompts are told to this machine alone"
 
 
 def test_figures_are_scraped_from_the_services(compose: dict[str, Any]) -> None:

@@ -26,6 +26,7 @@ from services.kvstore.seals import Seal, Seals
 from services.kvstore.wire import refs_from_wire, refs_to_wire
 from tests.contract.lock_holder import end_lock_holder, start_lock_holder
 from tests.kvstore.world import HEADER
+from tests.waiting import Waiting
 
 ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = 30.0
@@ -104,12 +105,12 @@ class KvStore:
         self.process.send_signal(number)
 
     def terminate(self) -> float:
-        """SIGTERM; the seconds until it was gone, in good order."""
-        start = time.monotonic()
-        self.process.terminate()
-        assert self.process.wait(10) == 0, self.log
+        """SIGTERM; the seconds that it waited for anything until it was gone, in order."""
+        with Waiting(self.process.pid) as waiting:
+            self.process.terminate()
+            assert self.process.wait(60) == 0, self.log
         assert "Traceback" not in self.log
-        return time.monotonic() - start
+        return waiting.seconds
 
     def stats(self) -> pb.StoreStats:
         return self.stub.Stats(pb.StoreStatsRequest(), timeout=60)
@@ -207,9 +208,11 @@ class Client:
         self.sequence += 1
         return Answer(listed(reply.pages), reply.shortfall_pages, reply.free_pages, reply.cached_pages)
 
-    def match(self, hashes: Sequence[bytes]) -> list[PageRef]:
+    def match(self, hashes: Sequence[bytes], tokens: bytes = b"") -> list[PageRef]:
         session = self.session
-        request = pb.MatchRequest(session_id=session.session_id, epoch=session.epoch, page_hashes=hashes)
+        request = pb.MatchRequest(
+            session_id=session.session_id, epoch=session.epoch, page_hashes=hashes, tokens=tokens
+        )
         return listed(self.store.stub.Match(request, timeout=60).pages)
 
     def heartbeat(self) -> pb.HeartbeatReply:

@@ -22,7 +22,8 @@ from services.kvstore.seals import Seal
 from services.kvstore.settings import KvStoreSettings
 from tests.front.live import until
 from tests.kvstore.kv_subscriber import AllBlocksCleared, BlockRemoved, BlockStored, Subscriber
-from tests.kvstore.process import Client, KvStore
+from tests.kvstore.pair import Pair
+from tests.kvstore.process import Client, KvStore, error_of
 from tests.kvstore.world import PAGE_COUNT
 
 FLAGS = ("--kv-events=tcp://127.0.0.1:0", "--kv-events-replay=tcp://127.0.0.1:0")
@@ -155,8 +156,61 @@ def test_another_life_of_the_store_begins_by_clearing(start: Start) -> None:
         after = client.update(1).pages[0]
         client.update(seals=[Seal(after, hash_of(2), page, packed(2))])
         second.until(lambda: len(second.events) == 2, "the child")
-        # Its parent is there and can be found, but the file does not know its tokens.
+        # Its parent is there and can be found, but the file does not know its tokens; who finds it does.
         assert second.events == [AllBlocksCleared(), stored(2, 1)]
+        assert client.match([hash_of(1)], packed(1)) == [page]
+        second.until(lambda: len(second.events) == 3, "the parent")
+        assert second.events[2] == stored(1, None)
+
+
+def test_what_an_earlier_life_left_is_told_when_it_is_found(start: Start) -> None:
+    store, subscriber = start("--keep-arena")
+    with Client(store, "engine-0", TOKENS[0], mapped=True) as client:
+        client.attach()
+        pages = list(client.update(4).pages)
+        seal(client, pages, [1, 2, 3, 4])
+        client.update(releases=pages)
+        subscriber.until(lambda: len(subscriber.events) == 5, "four pages")
+        store.process.kill()
+        store.process.wait()
+    again, second = start("--lease-seconds=1")
+    with Client(again, "engine-0", TOKENS[1], mapped=True) as client:
+        client.attach()
+        hashes = [hash_of(number) for number in (1, 2, 3, 9)]
+        assert client.match(hashes[:2]) == pages[:2], "whoever names nothing finds as much"
+        found = client.match(hashes, packed(1) + packed(2))  # the third holds some of an answer, say
+        assert found == pages[:3]
+        second.until(lambda: len(second.events) == 3, "both that were named")
+        assert second.events == [AllBlocksCleared(), stored(1, None), stored(2, 1)]
+        client.match(hashes, b"".join(map(packed, (1, 2, 3, 9))))
+        second.until(lambda: len(second.events) == 4, "the third; the fourth is not there")
+        client.update(releases=found[:2] * 3 + found[2:] * 2)
+        until(lambda: client.update(PAGE_COUNT).pages, "nobody else to be waited for")
+        second.until(lambda: len(second.events) == 7, "all are gone")
+        assert second.events[3] == stored(3, 2)
+        assert sorted(second.events[4:], key=str) == sorted(map(removed, (1, 2, 3)), key=str)
+        assert error_of(lambda: client.match(hashes, b"cut")).args == ("token ids have 4 bytes each",)
+
+
+def test_what_comes_from_a_peer_is_told(shm: Path, tmp_path: Path) -> None:
+    """To who follows the store that fetched it; the other one tells its own."""
+    with ExitStack() as stack:
+        pair = Pair(stack, shm, tmp_path, "tcp", *FLAGS)
+        live, replay = re.findall(r"^kv events (\S+)$", pair.b.output, re.MULTILINE)
+        subscriber = stack.enter_context(Subscriber(live, replay))
+        hashes = [hash_of(number) for number in range(1, 5)]
+        written = pair.at_a.sequence_of(hashes, 1)
+        named = b"".join(packed(number) for number in range(1, 5))
+        assert pair.at_b.contents(pair.at_b.match(hashes, named)) == written
+        assert pair.b.metric("hotset_store_pages_pulled_total") == 4
+        subscriber.until(lambda: len(subscriber.events) >= 5, "what was pulled")
+        assert subscriber.events == [
+            AllBlocksCleared(),
+            *(stored(number, number - 1 if number > 1 else None) for number in range(1, 5)),
+        ]
+        pair.at_b.match(hashes, named)
+        subscriber.ask(0)
+        assert len(subscriber.events) == 5, "what is found again is no news"
 
 
 def test_nobody_wants_tokens_where_nothing_is_told(shm: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,7 +18,7 @@ from hotset.v1 import kvstore_pb2 as pb
 from services.contract.errors import NotFound, StateConflict, Unavailable
 from services.contract.layout import LAYOUT_VERSION
 from services.kvstore.seals import Seal
-from tests.kvstore.process import Client, KvStore, error_of, eventually, listed
+from tests.kvstore.process import Client, KvStore, error_of, eventually
 from tests.kvstore.world import ARENA_BYTES, PAGE_COUNT
 
 TOKENS = [f"{number:032x}" for number in range(1, 5)]
@@ -52,7 +53,7 @@ def test_a_life_in_good_order(start: Start, shm: Path) -> None:
         assert client.match([bytes(16)]) == [page]
         assert client.detach().released_pages == 2
         assert store.stats().cached_pages == 1
-        assert store.terminate() < 30
+        assert store.terminate() < 2, "nobody is there to be waited for"
     assert list(shm.iterdir()) == []
     events = [line.split("event=")[1].split()[0] for line in store.log.splitlines()]
     assert events == ["layout", "attach", "session_end", "drain", "stopped"]
@@ -85,7 +86,7 @@ def test_killed_and_started_again(start: Start, shm: Path) -> None:
         after = client.attach(held=[kept, sealed])
         assert after.session_id == before.session_id
         assert after.epoch > before.epoch
-        assert listed(after.sealed_pages) == [sealed]
+        assert after.sealed_held == b"\x02", "the second"
         with second.arena.open("rb") as file:
             file.seek(ARENA_BYTES - 4096)
             assert file.read(28) == b"records of a running request"
@@ -169,7 +170,9 @@ def test_sigterm_does_not_wait_for_ever_and_leaves_nothing(start: Start, shm: Pa
         client.attach()
         other.attach()
         client.update(2)
-        assert 0.5 <= store.terminate() < 30
+        began = time.monotonic()
+        assert store.terminate() < 2.5
+        assert time.monotonic() - began >= 0.5
         assert list(shm.iterdir()) == []
 
 
@@ -178,7 +181,7 @@ def test_a_second_signal_hurries(start: Start) -> None:
     Client(store, "peer", TOKENS[0], mapped=False).attach()
     store.signal(signal.SIGINT)
     eventually(lambda: "event=drain" in store.log)
-    assert store.terminate() < 7
+    assert store.terminate() < 2
 
 
 def test_a_client_killed_while_draining_ends_the_wait(start: Start) -> None:

@@ -398,7 +398,7 @@ def test_calls_of_strangers(world: World) -> None:
         for call in (
             lambda s=session_id, e=epoch: world.store.update(s, e, order),
             lambda s=session_id, e=epoch: world.store.heartbeat(s, e),
-            lambda s=session_id, e=epoch: world.store.match(s, e, []),
+            lambda s=session_id, e=epoch: world.store.match(s, e, [], b""),
             lambda s=session_id, e=epoch: world.store.detach(s, e),
         ):
             with pytest.raises(kind):

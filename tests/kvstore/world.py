@@ -94,7 +94,9 @@ class Client:
     def match(self, *page_hashes: bytes) -> tuple[PageRef, ...]:
         assert self.session is not None
         try:
-            return tuple(self.world.store.match(self.session.session_id, self.session.epoch, page_hashes))
+            return tuple(
+                self.world.store.match(self.session.session_id, self.session.epoch, page_hashes, b"")
+            )
         finally:
             self.world.store.check_integrity()
 

@@ -72,7 +72,7 @@ def seen(
     tmp_path_factory: pytest.TempPathFactory,
     prometheus_programs: Programs,
 ) -> Iterator[Seen]:
-    """Load goes on until every panel that can has had data."""
+    """Load goes on until every panel that can has had data, and there are as many scrapes as tests want."""
     directory = tmp_path_factory.mktemp("stack")
     model = default_model
     if request.param == "tiny":
@@ -82,7 +82,7 @@ def seen(
         began = time.time()
         with under_load(stack, prompt_tokens, max_tokens):
             deadline = began + 600
-            while missing := _missing(stack, began, time.time()):
+            while missing := _missing(stack, began, time.time()) + _lacking(stack):
                 assert time.time() < deadline, f"no data in 600 s: {missing}"
                 time.sleep(1)
             ended = time.time()
@@ -102,6 +102,18 @@ def _missing(stack: Stack, began: float, ended: float) -> list[str]:
         if not known or (one.where not in AT_REST and not any(known)):
             missing.append(one.where)
     return missing
+
+
+def _counted(stack: Stack, name: str) -> dict[tuple[str, float], float]:
+    """A counter of the hot buffer in every scrape, by layer and time."""
+    found = stack.prometheus.scrapes(f"hotset_hot_buffer_{name}_total")
+    return {(one.labels["layer"], when): value for one in found for when, value in one.points}
+
+
+def _lacking(stack: Stack) -> list[str]:
+    """Scrapes in the midst of steps, while there are too few."""
+    misses = _counted(stack, "misses")
+    return [] if len(misses) > 20 and len(set(misses.values())) > 10 else ["scrapes"]
 
 
 def test_every_panel_has_data(seen: Seen) -> None:
@@ -144,21 +156,15 @@ def test_both_services_were_scraped_and_every_rule_could_be_evaluated(seen: Seen
 
 def test_every_scrape_adds_up(seen: Seen) -> None:
     """hits + misses = chosen, and bytes = misses x block bytes, layer by layer, in the midst of steps too."""
-    prometheus = seen.stack.prometheus
-
-    def column(name: str) -> dict[tuple[str, float], float]:
-        found = prometheus.scrapes(f"hotset_hot_buffer_{name}_total")
-        return {(one.labels["layer"], when): value for one in found for when, value in one.points}
-
-    chosen, hits, misses = column("chosen"), column("hits"), column("misses")
-    fetched = column("fetched_bytes")
+    chosen, hits, misses, fetched = (
+        _counted(seen.stack, name) for name in ("chosen", "hits", "misses", "fetched_bytes")
+    )
     block_bytes = _block_bytes(seen.model)
-    assert len(chosen) > 5
+    assert not _lacking(seen.stack)
     assert chosen.keys() == hits.keys() == misses.keys() == fetched.keys()
     for at in chosen:
         assert hits[at] + misses[at] == chosen[at], at
         assert fetched[at] == misses[at] * block_bytes, at
-    assert len({misses[at] for at in misses}) > 3
 
 
 def test_exposed_fetch_time_is_resolves_own(seen: Seen) -> None:

@@ -25,6 +25,7 @@ from services.contract.errors import SetupError
 from services.contract.log import configure_logging
 from services.contract.rpc_errors import ErrorInterceptor
 from services.contract.wire_security import WireSecurity
+from services.decoder.engine.own_device import keep_to
 from services.decoder.engine.remote_link import open_session, remote_arena
 from services.decoder.engine.remote_session import RemoteSession
 from services.decoder.engine.servicer import EngineServicer, Served
@@ -60,6 +61,8 @@ def load(
         Unavailable: called off.
     """
     servicer.progress("importing torch and transformers")
+    asked = settings.device
+    settings = settings.model_copy(update={"device": keep_to(asked, os.environ)})
     import torch
 
     if settings.device != "cpu" and torch.cuda.is_available():
@@ -76,6 +79,7 @@ def load(
         page_hasher,
     )
     from services.decoder.engine.host_allocator import keep_freed_memory
+    from services.decoder.engine.lane_slots import lane_slots_of
     from services.decoder.engine.loop import Loop
     from services.decoder.engine.memory_plan import (
         MemoryPlan,
@@ -97,7 +101,7 @@ def load(
     if settings.threads:
         torch.set_num_threads(settings.threads)
     device = resolve_device(settings.device)
-    check_device(device)
+    check_device(device, asked)
     check_access(settings, device)
     dtype = resolve_dtype(settings.dtype, device)
     spec = ModelSpec.read(settings.model)
@@ -125,9 +129,8 @@ def load(
         arena, model = remote_arena(store, settings, layout), load_weights()
     else:
         arena, model = at_once(map_arena, load_weights)
-    plan = MemoryPlan.derive(
-        settings, spec, shape, layout, model.weight_bytes, device, device_room(settings, device)
-    )
+    room, lane_slots = device_room(settings, device), lane_slots_of(settings, device)
+    plan = MemoryPlan.derive(settings, spec, shape, layout, model.weight_bytes, device, room, lane_slots)
     servicer.progress("allocating the hot buffer and its tables")
     runner = assemble(plan, model, arena, device)
     device_pages = DevicePages(plan.device_pages)
@@ -156,7 +159,7 @@ def load(
         runner=runner,
         device_pages=device_pages,
         store=store,
-        device=str(device),
+        device=asked if device.type in asked else str(device),
     )
 
 
@@ -175,8 +178,12 @@ def main() -> NoReturn:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: asked_to_end.set())
     failure: list[SetupError] = []
+    writing = threading.Event()
     thread = threading.Thread(
-        target=serve, args=(settings, store, servicer, asked_to_end, failure), name="loop", daemon=True
+        target=serve,
+        args=(settings, store, servicer, asked_to_end, failure, writing),
+        name="loop",
+        daemon=True,
     )
     thread.start()
     while not asked_to_end.wait(_SIGNAL_SECONDS):
@@ -185,12 +192,12 @@ def main() -> NoReturn:
         if failure:
             servicer.fail(failure[0])
             threading.Event().wait(_REASON_SECONDS)
-            store.close()
+            close(store, writing)
             server.stop(grace=None)
             exit_with(failure[0])
         servicer.stop()
         thread.join(timeout=_STEP_SECONDS)
-        store.close()
+        close(store, writing)
         server.stop(grace=0.2).wait()
     finally:
         # Python would take torch and CUDA down piece by piece, which takes seconds, and aborts beside a step
@@ -199,20 +206,40 @@ def main() -> NoReturn:
         os._exit(2 if failure else 0)
 
 
+def close(store: StoreSession, writing: threading.Event) -> None:
+    """Give the session's pages back, unless something may still write them.
+
+    Then they are left to the session's end: a store gives a mapped client's pages away when its process is
+    gone, which is in a moment, and a remote one's when its lease is over.
+    """
+    if writing.is_set():
+        _log.warning("session_left_behind reason=%r", "a step has not ended")
+    else:
+        store.close()
+
+
 def serve(
     settings: EngineSettings,
     store: StoreSession,
     servicer: EngineServicer,
     ended: threading.Event,
     failure: list[SetupError],
+    writing: threading.Event,
 ) -> None:
-    """The loop's thread: load, then step until told to stop; a SetupError goes into `failure`."""
+    """The loop's thread: load, then step until told to stop; a SetupError goes into `failure`.
+
+    `writing` is set while a step may write pages.
+    """
     try:
         served = load(settings, store, servicer, ended)
+        writing.set()
         servicer.serve(served)
         _log.info("engine_ready socket=%s pid=%d", settings.engine_socket, os.getpid())
-        served.loop.run()
-        served.runner.wait()  # before the session ends: a step launched ahead still writes its pages
+        try:
+            served.loop.run()
+        finally:
+            served.runner.wait()  # a step launched ahead, or one that failed, may still write its pages
+            writing.clear()
     except SetupError as error:
         failure.append(error)
     except Exception as error:  # noqa: BLE001  # told to the front, with the traceback in the log

@@ -152,8 +152,8 @@ def _quest_heart(
     return bounds, Heart(kernels, shape, residence, selectors)
 
 
-def check_device(device: torch.device) -> None:
-    """See that the kernels can run there.
+def check_device(device: torch.device, asked: str = "") -> None:
+    """See that the kernels can run there; `asked` is what it was called, if that was something else.
 
     Raises:
         SetupError: no such GPU, one that is too old, or the gpu extra is missing.
@@ -162,8 +162,9 @@ def check_device(device: torch.device) -> None:
         return
     if not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count():
         raise SetupError(
-            f"there is no {device}: torch {torch.__version__} sees {torch.cuda.device_count()} GPUs; "
-            "check nvidia-smi and that torch is a CUDA build, or run with --device cpu"
+            f"there is no {asked or device}: torch {torch.__version__} sees "
+            f"{torch.cuda.device_count()} GPUs; check nvidia-smi and that torch is a CUDA build, or "
+            "run with --device cpu"
         )
     capability = torch.cuda.get_device_capability(device)
     if capability < _LEAST_CAPABILITY:

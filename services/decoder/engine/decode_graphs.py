@@ -151,6 +151,8 @@ class DecodeGraphs:
             blocks_per_page=self._shape.blocks_per_page,
             most_blocks=self._max_blocks,
         )
-        tokens = self._inputs[2 * most : 2 * most + size]
+        # A row whose logits were no numbers drew -1. It ends once that is collected; until then it must not
+        # take the others along.
+        tokens = self._inputs[2 * most : 2 * most + size].clamp_min(0)
         hidden = self._model.decode_hidden(tokens, length - 1, step_over(self._heart, batch, ()))
         return self._model.decode_logits(hidden)

@@ -52,6 +52,7 @@ class DeviceSampler:
         self._copied = [_event() for _ in self._staged] if self._on_gpu else []
         self._stage = 0
         self._keys: Tensor | None = None  # where a row's keys exceed shared memory
+        self._variants: dict[tuple[torch.dtype, bool], tuple[SampleShape, ...]] = {}
         self._shapes: dict[tuple[torch.dtype, torch.Size, tuple[int, ...], bool], SampleShape] = {}
 
     @staticmethod
@@ -176,7 +177,10 @@ class DeviceSampler:
         key = logits.dtype, logits.shape, logits.stride(), greedy
         is_new = key not in self._shapes
         if is_new:
-            self._shapes[key] = SampleShape.fitting(self._vocab, logits.dtype, rows, greedy=greedy)
+            kind = logits.dtype, greedy
+            if kind not in self._variants:
+                self._variants[kind] = SampleShape.variants(self._vocab, logits.dtype, greedy=greedy)
+            self._shapes[key] = SampleShape.fitting(self._variants[kind], rows)
         shape = self._shapes[key]
         if shape.keys_per_row and self._keys is None:
             size = self._rows * shape.keys_per_row

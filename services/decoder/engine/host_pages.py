@@ -47,10 +47,14 @@ class HostPages(Protocol):
     def lent(self) -> int:
         """References that matches and exchanges have handed out, less those given back."""
 
-    def match(self, page_hashes: Sequence[bytes]) -> list[HostPage]:
+    def match(self, page_hashes: Sequence[bytes], prompt: Sequence[int] = ()) -> list[HostPage]:
         """Take a reference to each page of the longest sealed prefix of a chain of hashes.
 
         Afterwards `free` is up to date, whether or not there were any hashes.
+
+        Args:
+            page_hashes: the chain.
+            prompt: the tokens that it begins with.
 
         Raises:
             Unavailable: the store is out of reach; nothing was taken.
@@ -105,7 +109,7 @@ class LocalPages:
         """What a match may find, by its hash."""
         return dict(self._by_hash)
 
-    def match(self, page_hashes: Sequence[bytes]) -> list[HostPage]:
+    def match(self, page_hashes: Sequence[bytes], prompt: Sequence[int] = ()) -> list[HostPage]:
         """As the Protocol says."""
         found = []
         for page_hash in page_hashes:

@@ -15,14 +15,19 @@ from services.decoder.settings import DecoderSettings
 
 _TABLE_BYTES = 8
 """Of a hot slot: its block, and its place in the order."""
-_MOST_LANE_SLOTS = 32_768
-"""What resolve orders in a thread block's shared memory; a longer row is never resident whole."""
+MOST_LANE_SLOTS = 32_768
+"""What resolve orders in a thread block's shared memory of an H200; a longer row is never resident whole."""
 _DENSE_SHARE = 0.5
 """Of a limited buffer, for layers that attend to everything, where others want some too."""
 
 
 def hot_classes(
-    settings: DecoderSettings, shape: KvShape, sparse_layers: int, max_blocks: int, room_bytes: int | None
+    settings: DecoderSettings,
+    shape: KvShape,
+    sparse_layers: int,
+    max_blocks: int,
+    room_bytes: int | None,
+    lane_slots: int = MOST_LANE_SLOTS,
 ) -> tuple[HotClass, ...]:
     """The classes of layers: those that attend to everything, then the sparse ones; either may be missing.
 
@@ -32,9 +37,10 @@ def hot_classes(
         sparse_layers: layers that read what a selector chooses, the last ones.
         max_blocks: of the longest row.
         room_bytes: device memory for pools and their tables; None = no limit is known.
+        lane_slots: hot slots that a sparse layer's lane may have, unless its floor is more.
 
     Raises:
-        SetupError: not even one row fits.
+        SetupError: not even one row fits, or more was asked for than there is.
     """
     budget = settings.hot_bytes or room_bytes
     classes = []
@@ -47,10 +53,17 @@ def hot_classes(
             budget -= dense.parcels * parcel_bytes(shape, dense)
     if sparse_layers:
         floor = min(settings.floor_tokens // shape.block_tokens, max_blocks)
-        most = max(floor, min(max_blocks, _MOST_LANE_SLOTS))
+        most = max(floor, min(max_blocks, lane_slots))
         usual = min(settings.usual_tokens // shape.block_tokens, max_blocks)
         wanted = settings.max_rows * (usual if budget is None else most)
         classes.append(_class(shape, sparse_layers, floor, most, wanted, budget))
+    taken = sum(each.parcels * parcel_bytes(shape, each) for each in classes)
+    if room_bytes is not None and taken > room_bytes:
+        raise SetupError(
+            f"--hot-bytes {settings.hot_bytes}: the hot buffer would take {format_bytes(taken)}, and the "
+            f"device has {format_bytes(max(0, room_bytes))} left for it; leave the flag out to take what is "
+            "free, or raise --device-memory-share"
+        )
     return tuple(classes)
 
 

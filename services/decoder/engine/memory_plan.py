@@ -15,7 +15,7 @@ from services.contract.errors import SetupError
 from services.contract.layout import ArenaLayout
 from services.contract.planes import Plane
 from services.decoder.engine.device_sampler import DeviceSampler
-from services.decoder.engine.hot_plan import hot_classes
+from services.decoder.engine.hot_plan import MOST_LANE_SLOTS, hot_classes
 from services.decoder.kernels.choose_tokens import score_elements
 from services.decoder.kv.hot_class import HotClass
 from services.decoder.kv.shape import KvShape
@@ -96,6 +96,7 @@ class MemoryPlan:
         weight_bytes: int,
         device: torch.device,
         room_bytes: int | None = None,
+        lane_slots: int = MOST_LANE_SLOTS,
     ) -> MemoryPlan:
         """Reconcile what was asked with what there is.
 
@@ -107,10 +108,11 @@ class MemoryPlan:
             weight_bytes: of the loaded model.
             device: that decodes.
             room_bytes: device memory that the engine may still take; None = no limit is known (a CPU).
+            lane_slots: hot slots that the device can order in a lane.
 
         Raises:
-            SetupError: a length that the model, the arena or the device cache cannot hold, or a hot buffer
-                too small for one row.
+            SetupError: a length that the model, the arena or the device cache cannot hold, a hot buffer too
+                small for one row, or more device memory than there is.
         """
         asked = settings.max_model_len
         if asked > spec.max_positions:
@@ -146,13 +148,23 @@ class MemoryPlan:
             window_bytes=_window_bytes(settings, shape, device),
             hot_classes=(),
         )
-        if settings.kv_mode == "full":
-            return plan
         if room_bytes is not None:
             room_bytes -= plan.index_bytes + plan.table_bytes + plan.window_bytes
             room_bytes -= plan.sampling_bytes + plan.score_bytes
-        classes = hot_classes(settings, shape, plan.sparse_layers, plan.max_blocks, room_bytes)
-        return replace(plan, hot_classes=classes)
+        if settings.kv_mode == "tiered":
+            classes = hot_classes(
+                settings, shape, plan.sparse_layers, plan.max_blocks, room_bytes, lane_slots
+            )
+            return replace(plan, hot_classes=classes)
+        if room_bytes is not None and plan.resident_bytes > room_bytes:
+            raise SetupError(
+                f"KV of {plan.device_pages * shape.page_tokens:,} tokens takes "
+                f"{format_bytes(plan.resident_bytes)} on the device, which has "
+                f"{format_bytes(max(0, room_bytes))} left for it; lower --device-cache-tokens (a request of "
+                f"{longest} tokens must fit) or --max-model-len, raise --device-memory-share, or run with "
+                "--kv-mode tiered"
+            )
+        return plan
 
     @property
     def max_pages(self) -> int:
@@ -213,7 +225,7 @@ class MemoryPlan:
         return 4 * entries
 
     def table(self) -> str:
-        """The plan for people."""
+        """The plan for people; what takes nothing is not in it."""
         device_tokens = self.device_pages * self.shape.page_tokens
         arena_tokens = self.layout.page_count * self.shape.page_tokens
         pages = self.layout.page_count
@@ -229,7 +241,9 @@ class MemoryPlan:
             ("arena (host)", self.layout.arena_bytes, f"{pages:,} pages, {arena_tokens:,} tokens"),
             ("KV of a token", self.token_bytes, self._record_note()),
         ]
-        return "\n".join(f"  {name:<17}{format_bytes(size):>10}  {note}" for name, size, note in lines)
+        return "\n".join(
+            f"  {name:<17}{format_bytes(size):>10}  {note}" for name, size, note in lines if size
+        )
 
     def _record_note(self) -> str:
         """How often a token leaves a record, and whether that is not all that there was."""
@@ -240,7 +254,7 @@ class MemoryPlan:
     def _hot_note(self) -> str:
         """What the last class of layers, the sparse ones, holds: tokens of all rows, and of one."""
         if not self.hot_classes:
-            return "none"
+            return ""
         last, block_tokens = self.hot_classes[-1], self.shape.block_tokens
         total, least, most = (
             parcels * last.parcel_slots * block_tokens for parcels in (last.parcels, last.floor, last.most)

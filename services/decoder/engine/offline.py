@@ -23,6 +23,7 @@ from services.decoder.engine.assembly import (
     page_hasher,
 )
 from services.decoder.engine.host_pages import LocalPages
+from services.decoder.engine.lane_slots import lane_slots_of
 from services.decoder.engine.latent_assembly import WrapTokens
 from services.decoder.engine.memory_plan import MemoryPlan, device_room, kv_fingerprint, kv_planes, kv_shape
 from services.decoder.engine.model_settings import settings_for
@@ -50,6 +51,8 @@ class OfflineEngine:
     ) -> None:
         """Load the model, or take a loaded one with its spec and dtype; the wraps as assembly.py says."""
         device = resolve_device(settings.device)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # of what names no device: streams, events, kernels
         if model is None:
             spec = ModelSpec.read(settings.model)
             model = CausalLM(spec, resolve_dtype(settings.dtype, device), device, dense=dense_ops(device))
@@ -57,8 +60,9 @@ class OfflineEngine:
         settings = settings_for(settings, spec)
         shape = kv_shape(settings, spec, self.model.dtype)
         layout = ArenaLayout.fit(arena_bytes, shape.page_tokens, kv_planes(settings, shape))
+        room, lane_slots = device_room(settings, device), lane_slots_of(settings, device)
         self.plan = MemoryPlan.derive(
-            settings, spec, shape, layout, self.model.weight_bytes, device, device_room(settings, device)
+            settings, spec, shape, layout, self.model.weight_bytes, device, room, lane_slots
         )
         descriptor, path = tempfile.mkstemp(prefix="hotset-offline-", dir="/dev/shm")
         try:

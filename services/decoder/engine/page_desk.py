@@ -76,7 +76,7 @@ class PageDesk:
         if self._hasher is None or not most or sequence.sampling.prompt_logprobs:
             return []
         try:
-            pages = self._host.match(self._hasher.extend(sequence, most))
+            pages = self._host.match(self._hasher.extend(sequence, most), sequence.prompt)
         except Unavailable:
             return []  # then it is computed
         self._references.update(pages)

@@ -27,11 +27,21 @@ def from_wire(refs: pb.PageRefs) -> list[HostPage]:
     return list(map(HostPage, refs.pages, refs.generations))
 
 
+def marked(refs: pb.PageRefs, bits: bytes) -> list[HostPage]:
+    """Those whose bit is set, the lowest of the first byte for the first."""
+    return [page for at, page in enumerate(from_wire(refs)) if bits[at // 8] >> at % 8 & 1]
+
+
+def tokens_to_wire(tokens: Sequence[int]) -> bytes:
+    """Token ids, 4 bytes each, little-endian."""
+    return struct.pack(f"<{len(tokens)}I", *tokens)
+
+
 def seals_to_wire(seals: Sequence[SealOrder], *, with_tokens: bool) -> pb.Seals:
     """As a message."""
     return pb.Seals(
         pages=to_wire(seal.page for seal in seals),
         page_hashes=[seal.page_hash for seal in seals],
         parents=to_wire(seal.parent or _NOTHING for seal in seals),
-        tokens=[struct.pack(f"<{len(seal.tokens)}I", *seal.tokens) for seal in seals] if with_tokens else (),
+        tokens=[tokens_to_wire(seal.tokens) for seal in seals] if with_tokens else (),
     )

@@ -12,6 +12,7 @@ from services.decoder.kernels.attend_masked import Sight
 from services.decoder.kernels.attend_part import attend_part
 from services.decoder.kernels.block_kernels import BlockKernels
 from services.decoder.kernels.choose_tokens import IndexQuery
+from services.decoder.kernels.index_code import code_keys, code_query, hadamard
 from services.decoder.kernels.latent_kernels import LatentKernels
 from services.decoder.kernels.step_kernels import StepKernels
 from services.decoder.models.spec import ModelSpec
@@ -66,6 +67,9 @@ def warm_up_latent_prefill(
     index = IndexQuery(
         record.new_zeros(tokens, heads, shape.index_dim), torch.zeros(tokens, heads, device=device)
     )
+    if shape.index_coded:
+        rotation = hadamard(shape.index_dim, device)
+        keys, index = code_keys(keys, rotation), IndexQuery(*code_query(*index, rotation))
     many = pages.expand(shape.pages_for(tokens)).contiguous()
     latent_kernels.rank(many, shape.page_tokens, 0, keys, index, plan.top_k)
     query = record.new_zeros(2, spec.query_heads, shape.head_dim)

@@ -5,9 +5,6 @@ Knows which class stands behind which transport; nothing of what is asked.
 
 from __future__ import annotations
 
-import secrets
-import socket
-
 from services.contract.errors import SetupError, Unavailable
 from services.contract.layout import ArenaLayout
 from services.contract.transport.counters import TransportCounters
@@ -16,6 +13,7 @@ from services.contract.transport.tcp_requester import TcpRequester
 from services.contract.transport.ucx_requester import UcxRequester
 from services.contract.transport.ucx_worker import UcxOptions
 from services.contract.wire_security import WireSecurity
+from services.decoder.engine.client_name import client_name
 from services.decoder.engine.remote_session import RemoteSession
 from services.decoder.engine.settings import EngineSettings
 from services.decoder.engine.store_session import StoreSession
@@ -24,12 +22,8 @@ from services.decoder.kv.remote_arena import Connection, RemoteArena
 
 def open_session(settings: EngineSettings, security: WireSecurity) -> StoreSession:
     """The engine's session with its store, by the access that the settings name."""
-    name = f"engine-{settings.engine_index}"
-    if settings.store_access == "mapped":
-        return StoreSession(settings.kvstore, name, security)
-    # Engines of several nodes share the store: who comes back under a name takes the older one's place.
-    front = str(settings.port) if settings.port else secrets.token_hex(4)
-    return RemoteSession(settings.kvstore, f"{name}@{socket.gethostname()}:{front}", security)
+    kind = RemoteSession if settings.store_access == "remote" else StoreSession
+    return kind(settings.kvstore, client_name(settings), security)
 
 
 def remote_arena(session: RemoteSession, settings: EngineSettings, layout: ArenaLayout) -> RemoteArena:

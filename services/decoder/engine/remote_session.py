@@ -70,11 +70,11 @@ class RemoteSession(StoreSession):
         """The generations in which the session holds pages; one that is not held gets one that is refused."""
         return self._held.lives(pages)
 
-    def match(self, page_hashes: Sequence[bytes]) -> list[HostPage]:
+    def match(self, page_hashes: Sequence[bytes], prompt: Sequence[int] = ()) -> list[HostPage]:
         """As HostPages says."""
         if self._lost:
             raise Unavailable(self._lost)  # an exchange comes first, which tells
-        return super().match(page_hashes)
+        return super().match(page_hashes, prompt)
 
     def exchange(
         self, give: list[HostPage], want: int, seals: Sequence[SealOrder] = ()

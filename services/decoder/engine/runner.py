@@ -13,7 +13,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from services.contract.errors import HotsetError
 from services.decoder.attention.heart import Heart
 from services.decoder.attention.latent_heart import LatentHeart
 from services.decoder.attention.latent_step import step_over
@@ -105,9 +104,12 @@ class Runner:
         )
         if chunks:
             self.residence.begin(chunks)
+        clock, mark = step.clock, step.mark
+        if clock is not None and mark is not None:
+            clock.inputs(mark)
         logits = self._decode(plan)
-        if step.clock is not None and step.mark is not None:
-            step.clock.decoded(step.mark)
+        if clock is not None and mark is not None:
+            clock.decoded(mark)
         late = [int(plan.ahead)] * len(plan.decodes)
         late += [0] * (len(plan.drawing) - len(late))
         said = [len(sequence.generated) + more for sequence, more in zip(plan.drawing, late, strict=True)]
@@ -143,7 +145,7 @@ class Runner:
         """Where a launch fails: its pages are about to be given back, so nothing may be under way."""
         try:
             yield
-        except (RuntimeError, HotsetError):
+        except Exception:  # whatever it was, a kernel that does not compile included
             self.residence.abandon()
             self.wait()
             raise
@@ -160,7 +162,8 @@ class Runner:
         if self.clock is None or not plan.tokens:
             return None
         only = not (plan.chunks or plan.seats)
-        return self.clock.begin(decodes=bool(plan.decodes), only=only)
+        moves = bool(plan.left_rows or plan.resizes or plan.new_pages or plan.loads or plan.seats)
+        return self.clock.begin(decodes=bool(plan.decodes), only=only, moves=moves)
 
     def _decode(self, plan: StepPlan) -> Tensor | None:
         """Decode rows by graph, `[rows and padding, vocab]`; None where they run packed with the chunks."""

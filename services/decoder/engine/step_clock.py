@@ -19,10 +19,16 @@ class Mark:
 
     decodes: bool  # continues rows of the step before it
     decodes_only: bool
-    began: torch.cuda.Event
+    moved: torch.cuda.Event | None  # before rows were brought into place, where any were
+    began: torch.cuda.Event | None = None
     decoded: torch.cuda.Event | None = None
     ended: torch.cuda.Event | None = None
     before: Mark | None = None
+
+    @property
+    def first(self) -> torch.cuda.Event | None:
+        """Before its first launch."""
+        return self.began if self.moved is None else self.moved
 
 
 @dataclass(slots=True)
@@ -32,10 +38,14 @@ class StepClock:
     times: DeviceTimes = field(default_factory=DeviceTimes)
     _last: Mark | None = None
 
-    def begin(self, *, decodes: bool, only: bool) -> Mark:
-        """A step's first launch comes next."""
-        self._last = Mark(decodes, only, _now(), before=self._last)
+    def begin(self, *, decodes: bool, only: bool, moves: bool) -> Mark:
+        """A step comes next; if it `moves`, then with what brings its rows into place."""
+        self._last = Mark(decodes, only, _now() if moves else None, before=self._last)
         return self._last
+
+    def inputs(self, mark: Mark) -> None:
+        """Its inputs come next."""
+        mark.began = _now()
 
     def decoded(self, mark: Mark) -> None:
         """Its decode rows are launched."""
@@ -55,8 +65,8 @@ class StepClock:
         self.times = DeviceTimes(
             steps=times.steps + only,
             decode_ns=times.decode_ns + (_ns(before.began, before.decoded) if only else 0),
-            busy_ns=times.busy_ns + _ns(before.began, before.ended),
-            idle_ns=times.idle_ns + (_ns(before.ended, mark.began) if mark.decodes else 0),
+            busy_ns=times.busy_ns + _ns(before.first, before.ended),
+            idle_ns=times.idle_ns + (_ns(before.ended, mark.first) if mark.decodes else 0),
         )
 
 
@@ -66,6 +76,7 @@ def _now() -> torch.cuda.Event:
     return event
 
 
-def _ns(begin: torch.cuda.Event, end: torch.cuda.Event | None) -> int:
+def _ns(begin: torch.cuda.Event | None, end: torch.cuda.Event | None) -> int:
+    assert begin is not None
     assert end is not None
     return int(begin.elapsed_time(end) * 1e6)

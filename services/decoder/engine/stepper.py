@@ -73,11 +73,12 @@ class Stepper:
         self._lock = lock
         self._on_plan = on_plan
         self._ahead: Launched | None = None
+        self._broken: StepFailed | None = None  # the step ahead could not be launched
 
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return self._ahead is not None or self._scheduler.has_work
+        return self._ahead is not None or self._broken is not None or self._scheduler.has_work
 
     def step(self) -> tuple[StepPlan, News]:
         """One step's plan, and what the clients have not seen yet.
@@ -87,6 +88,9 @@ class Stepper:
             PagesLost: nothing was computed, and no host page is there any more.
             StepFailed: out of memory, or whatever else torch raises and survives; or a remote store.
         """
+        if (broken := self._broken) is not None:
+            self._abandon()
+            raise broken
         running, self._ahead = self._ahead, None
         if running is None:
             with self._lock:
@@ -98,17 +102,17 @@ class Stepper:
         try:
             sampled = running.collect()
         except RuntimeError as error:
-            ahead = [] if self._ahead is None else [self._ahead.plan]
+            ahead = [one.plan for one in (self._ahead, self._broken) if one is not None]
             raise self._failed(error, running.plan, *ahead) from error
         with self._lock:
             return running.plan, self._scheduler.apply(running.plan, sampled)
 
-    def _launch(self, plan: StepPlan, *beside: StepPlan) -> Launched:
+    def _launch(self, plan: StepPlan) -> Launched:
         self._on_plan(plan)
         try:
             return self._runner.launch(plan)
         except (RuntimeError, HotsetError) as error:
-            raise self._failed(error, plan, *beside) from error
+            raise self._failed(error, plan) from error
 
     def _complete(self, step: Launched) -> None:
         """Of a step ahead, only now: whoever waited for the tokens of the one before has them."""
@@ -126,7 +130,18 @@ class Stepper:
         except PagesLost:
             self._abandon()
             raise
-        return None if ahead is None else self._launch(ahead, running)
+        if ahead is None:
+            return None
+        self._on_plan(ahead)
+        try:
+            return self._runner.launch(ahead)
+        except torch.AcceleratorError:
+            raise
+        except (RuntimeError, HotsetError) as error:
+            # The next step says so: what the running one computed is sound, and may be the end of some.
+            self._broken = StepFailed(ahead, ahead.sequences)
+            self._broken.__cause__ = error
+            return None
 
     def _failed(self, error: Exception, *plans: StepPlan) -> Exception:
         """What to raise: an error of the device itself is every later step's too, and ends the engine."""
@@ -137,7 +152,7 @@ class Stepper:
 
     def _abandon(self) -> None:
         """Whatever is under way will not be applied; what it names is let go of once it is over."""
-        self._ahead = None
+        self._ahead = self._broken = None
         self._runner.wait()
         with self._lock:
             self._scheduler.abandon()

@@ -14,11 +14,13 @@ import grpc
 from hotset.v1 import kvstore_pb2 as pb
 from hotset.v1 import kvstore_pb2_grpc as pb_grpc
 
+from services.contract.channel import MAX_MESSAGE_BYTES
 from services.contract.errors import SetupError, Unavailable, from_rpc_error
 from services.contract.wire_security import WireSecurity
 
 _CALL_SECONDS = 2.0  # a store that hangs holds up a shutdown for three of these
 _PAUSE_SECONDS = 0.2  # between tries
+_MOST_HELD = MAX_MESSAGE_BYTES // 16  # references that an attach names at once, of 8 bytes: half a message
 _T = TypeVar("_T")
 
 
@@ -38,7 +40,13 @@ class StoreClient:
         return _told(lambda: self._store.Stats(request, timeout=_CALL_SECONDS, metadata=self._said))
 
     def attach(self, request: pb.AttachRequest) -> pb.AttachReply:
-        """Open a session or take one up again."""
+        """Open a session or take one up again, in as many calls as the pages that it holds need."""
+        *first, last = _parts(request)
+        for part in first:
+            self._attach(part)
+        return self._attach(last)
+
+    def _attach(self, request: pb.AttachRequest) -> pb.AttachReply:
         return _told(lambda: self._store.Attach(request, timeout=_CALL_SECONDS, metadata=self._said))
 
     def match(self, request: pb.MatchRequest) -> pb.MatchReply:
@@ -81,6 +89,25 @@ class StoreClient:
     def close(self) -> None:
         """Hang up."""
         self._channel.close()
+
+
+def _parts(request: pb.AttachRequest) -> list[pb.AttachRequest]:
+    """The calls that an attach is made in: itself, unless it names more pages than a message takes."""
+    pages, generations = request.held_pages.pages, request.held_pages.generations
+    if len(pages) <= _MOST_HELD:
+        return [request]
+    bare = pb.AttachRequest()
+    bare.CopyFrom(request)
+    bare.ClearField("held_pages")
+    parts = []
+    for begins in range(0, len(pages), _MOST_HELD):
+        part, ends = pb.AttachRequest(), begins + _MOST_HELD
+        part.CopyFrom(bare)
+        part.held_pages.pages.extend(pages[begins:ends])
+        part.held_pages.generations.extend(generations[begins:ends])
+        part.held_before, part.more_held = begins, ends < len(pages)
+        parts.append(part)
+    return parts
 
 
 def _told(call: Callable[[], _T]) -> _T:

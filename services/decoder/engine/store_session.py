@@ -29,10 +29,11 @@ from services.contract.planes import Plane, planes_to_wire
 from services.contract.wire_security import NO_SECURITY, WireSecurity
 from services.decoder.engine.held_pages import HeldPages
 from services.decoder.engine.host_pages import HostPage, SealOrder
-from services.decoder.engine.page_refs import from_wire, seals_to_wire, to_wire
+from services.decoder.engine.page_refs import from_wire, marked, seals_to_wire, to_wire, tokens_to_wire
 from services.decoder.engine.store_client import StoreClient
 
 _log = logging.getLogger(__name__)
+_MOST_NAMED_TOKENS = 2**21  # in a match: half of the longest message; nobody is told of pages behind them
 
 
 class StoreSession:
@@ -152,7 +153,7 @@ class StoreSession:
         """As HostPages says."""
         return self._held.count - len(self._stash)
 
-    def match(self, page_hashes: Sequence[bytes]) -> list[HostPage]:
+    def match(self, page_hashes: Sequence[bytes], prompt: Sequence[int] = ()) -> list[HostPage]:
         """As HostPages says.
 
         Raises:
@@ -162,6 +163,10 @@ class StoreSession:
             self._settle()
             session, epoch = self._reply.session_id, self._reply.epoch
             request = pb.MatchRequest(session_id=session, epoch=epoch, page_hashes=page_hashes)
+            if self._reply.wants_tokens:
+                size = self._request.page_tokens
+                most = min(len(page_hashes), len(prompt) // size, _MOST_NAMED_TOKENS // size)
+                request.tokens = tokens_to_wire(prompt[: most * size])
             try:
                 reply = self._store.match(request)
             except Unavailable:
@@ -235,6 +240,9 @@ class StoreSession:
             self._take_up_again()
             raise Unavailable("kvstore was restarted; the session has been taken up again") from None
         except StateConflict as error:
+            # It did nothing and did not count the number, so the next update may ask for something else.
+            self._unanswered = None
+            self._sequence -= 1
             raise Unavailable(f"kvstore gives no pages: {error}") from error
         self._unanswered = None
         self._free = reply.free_pages + reply.cached_pages
@@ -278,7 +286,7 @@ class StoreSession:
         self._sequence = 0
         self._unanswered = None
         self._doubtful = False
-        self._held.only_sealed(from_wire(reply.sealed_pages))
+        self._held.only_sealed(marked(self._request.held_pages, reply.sealed_held))
         _log.info("session_taken_up epoch=%d pages=%d", reply.epoch, self.held)
 
     def _claim(self) -> pb.AttachReply:

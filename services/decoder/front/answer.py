@@ -157,6 +157,7 @@ class Answer:
                     keep_stop_text=plan.keep_stop_text,
                     min_tokens=plan.min_tokens,
                     continues=continues,
+                    tells_tokens=plan.logprobs.answer,
                 )
                 self._open[submission.request_id, choice] = _Choice(
                     number * plan.n + choice,

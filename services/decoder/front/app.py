@@ -23,6 +23,7 @@ def build_app(
     registry: CollectorRegistry,
     *,
     api_keys: Sequence[SecretStr],
+    urgent_keys: Sequence[SecretStr],
     max_body_bytes: int,
     dashboards_url: str,
 ) -> FastAPI:
@@ -32,6 +33,7 @@ def build_app(
         front: what routes need.
         registry: what /metrics shows.
         api_keys: accepted bearer keys; none = open to all.
+        urgent_keys: accepted too, and lift the limit of priority.
         max_body_bytes: longest request body.
         dashboards_url: what the status page links to; empty = nothing.
     """
@@ -45,7 +47,7 @@ def build_app(
     add_error_handlers(app)
     # The last one added is the outermost.
     app.add_middleware(BodyLimit, max_bytes=max_body_bytes)
-    app.add_middleware(BearerAuth, keys=api_keys)
+    app.add_middleware(BearerAuth, keys=api_keys, urgent_keys=urgent_keys)
     app.add_middleware(Access, metrics=front.metrics)
     app.openapi = schema_maker(  # type: ignore[method-assign]  # FastAPI's documented way
         app, model=front.model, keys_wanted=bool(api_keys)

@@ -52,6 +52,10 @@ class ChatShape:
         if piece.finish is not None:
             yield self._chunk(piece.index, ChatDelta(), finish=piece.finish)
 
+    def plain_text(self, piece: ChoicePiece) -> str | None:
+        """Unless it ends the choice, or log probabilities are told."""
+        return None if piece.finish or self.top_logprobs is not None else piece.piece.text or None
+
     def usage_chunk(self, usage: Usage) -> ChatChunk:
         """No choices, token counts."""
         return self._made([], usage)

@@ -61,6 +61,7 @@ class ChoiceText:
         keep_stop_text: bool,
         min_tokens: int,
         continues: bool,
+        tells_tokens: bool,
     ) -> None:
         """Begin an answer.
 
@@ -70,11 +71,14 @@ class ChoiceText:
             keep_stop_text: whether the stop text is passed on.
             min_tokens: tokens before stop texts are looked for.
             continues: whether the text goes on from a prompt's.
+            tells_tokens: whether pieces say which tokens they are of; nobody asks where no log probabilities
+                are told.
         """
         self.tokens = 0
         self._detokenizer = tokenizer.detokenizer(continues=continues)
         self._matcher = StopMatcher(stop_texts, include_stop=keep_stop_text)
         self._min_tokens = min_tokens
+        self._tells_tokens = tells_tokens
         self._held: list[_Held] = []
         self._decoded = 0  # characters
         self._shown = 0  # characters
@@ -93,7 +97,8 @@ class ChoiceText:
             if last_is_end and place == len(tokens):
                 break
             new = self._detokenizer.feed((token.id,))
-            self._hold(token, len(new))
+            if self._tells_tokens:
+                self._hold(token, len(new))
             shown, stopped = self._match(new)
             text += shown
             if stopped:

@@ -65,6 +65,12 @@ class CompletionShape:
         if choice.text or choice.finish_reason or (choice.logprobs and choice.logprobs.tokens):
             yield self._made([choice], None)
 
+    def plain_text(self, piece: ChoicePiece) -> str | None:
+        """Unless it begins or ends the choice, or log probabilities are told."""
+        if piece.finish or self._top is not None or piece.index not in self._begun:
+            return None
+        return piece.piece.text or None
+
     def usage_chunk(self, usage: Usage) -> Completion:
         """No choices, token counts."""
         return self._made([], usage)

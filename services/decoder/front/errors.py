@@ -3,6 +3,7 @@
 ApiError                 status  type                   code
 +-- BadRequest           400     invalid_request_error  one of REQUEST_CODES
 +-- InvalidApiKey        401     invalid_request_error  invalid_api_key
++-- PriorityNotAllowed   403     invalid_request_error  priority_not_allowed
 +-- ModelNotFound        404     invalid_request_error  model_not_found
 +-- UnknownUrl           404     invalid_request_error  unknown_url
 +-- MethodNotAllowed     405     invalid_request_error  method_not_allowed
@@ -99,6 +100,12 @@ class InvalidApiKey(ApiError):
 
     def more_headers(self) -> Mapping[str, str]:
         return {"www-authenticate": "Bearer"}
+
+
+class PriorityNotAllowed(ApiError):
+    """More urgent than the request's key allows."""
+
+    status, type, code = 403, "invalid_request_error", "priority_not_allowed"
 
 
 class ModelNotFound(ApiError):

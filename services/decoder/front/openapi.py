@@ -22,6 +22,7 @@ from services.decoder.front.errors import (
     ModelNotFound,
     NotJson,
     Overloaded,
+    PriorityNotAllowed,
 )
 
 Responses = dict[int | str, dict[str, Any]]
@@ -41,7 +42,9 @@ def _errors(*kinds: type[ApiError]) -> Responses:
 PLAIN_ERRORS = _errors(InvalidApiKey, BodyTooLarge)
 MODEL_ERRORS = PLAIN_ERRORS | _errors(ModelNotFound)
 TEXT_ERRORS = _errors(BadRequest, NotJson)
-GENERATION_ERRORS = MODEL_ERRORS | TEXT_ERRORS | _errors(Overloaded, EngineFault, EngineNotReady)
+GENERATION_ERRORS = (
+    MODEL_ERRORS | TEXT_ERRORS | _errors(PriorityNotAllowed, Overloaded, EngineFault, EngineNotReady)
+)
 READY_ERRORS = _errors(EngineNotReady)
 
 

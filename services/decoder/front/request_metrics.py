@@ -115,6 +115,8 @@ class RequestMetrics:
         for engine in engines:
             for metric in of_engines:
                 metric.labels(str(engine))
+        # What is observed for every token is not looked up for every token.
+        self._between_of = {engine: self._between.labels(str(engine)) for engine in engines}
 
     def http(self, method: str, path: str, status: int) -> None:
         """An HTTP request was answered; `path` is its route, never what a client made up."""
@@ -133,9 +135,8 @@ class RequestMetrics:
             later = 0  # with the first came the others: no time lies between them
         else:
             later = count
-        between = self._between.labels(str(clock.engine))
         for _ in range(later):
-            between.observe((now - clock.last) / count)
+            self._between_of[clock.engine].observe((now - clock.last) / count)
         clock.tokens += count
         clock.last = now
 

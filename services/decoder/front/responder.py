@@ -22,6 +22,7 @@ from services.decoder.front.auth import tenant_of
 from services.decoder.front.choice_text import ShownToken
 from services.decoder.front.disconnect import ClientLeft, unless_client_leaves
 from services.decoder.front.errors import ApiError, InternalFault
+from services.decoder.front.plain_events import PlainEvents
 from services.decoder.front.record import Record
 from services.decoder.front.request_metrics import Endpoint
 from services.decoder.front.sampling import Plan, answer_tokens
@@ -50,6 +51,9 @@ class Shape(Protocol):
 
     def chunks(self, piece: ChoicePiece) -> Iterable[BaseModel]:
         """Chunks that tell `piece`."""
+
+    def plain_text(self, piece: ChoicePiece) -> str | None:
+        """Its text, if the one chunk that tells it differs in that alone from others of the choice."""
 
     def usage_chunk(self, usage: Usage) -> BaseModel:
         """The last chunk, with token counts."""
@@ -178,7 +182,12 @@ async def _events(
     try:
         for chunk in shape.opening():
             yield told(chunk)
+        plain = PlainEvents(shape, told)
         async for part in answer.pieces():
+            text = None if generation.usage_told == "always" else shape.plain_text(part)
+            if text is not None:
+                yield plain.event(part.index, text)
+                continue
             for chunk in shape.chunks(part):
                 yield told(chunk)
         if generation.usage_told != "never":

@@ -108,11 +108,13 @@ class _Life:
             metrics=RequestMetrics(registry, range(len(engines.supervisors))),
             collector=collector,
             role=role_of(settings, model),
+            most_urgent=settings.most_urgent,
         )
         app = build_app(
             self._front,
             registry,
             api_keys=settings.api_keys,
+            urgent_keys=settings.urgent_keys,
             max_body_bytes=settings.max_body_bytes,
             dashboards_url=settings.dashboards_url,
         )

@@ -10,7 +10,7 @@ from hotset.v1 import engine_pb2
 
 from services.decoder.front.collector import EnginesCollector
 from services.decoder.front.engines import Engines
-from services.decoder.front.errors import ModelNotFound
+from services.decoder.front.errors import ModelNotFound, PriorityNotAllowed
 from services.decoder.front.request_metrics import RequestMetrics
 from services.decoder.front.role import Role
 from services.decoder.front.running import Running
@@ -27,6 +27,7 @@ class FrontState:
         model: the name clients use.
         created: when this server began, Unix seconds.
         restart_seconds: how long requests of an engine that died wait for its next life.
+        most_urgent: the lowest priority that a request may ask for without a key that allows any.
     """
 
     model: str
@@ -39,6 +40,7 @@ class FrontState:
     metrics: RequestMetrics
     collector: EnginesCollector
     role: Role = field(default_factory=Role)
+    most_urgent: int = 0
 
     def check_model(self, name: str | None) -> None:
         """Refuse a request for a model that is not served here; None stands for the one that is.
@@ -50,6 +52,19 @@ class FrontState:
             raise ModelNotFound(
                 f"the model '{name[:200]}' does not exist here; this server serves '{self.model}'",
                 param="model",
+            )
+
+    def check_priority(self, asked: int | None, *, may_be_urgent: bool) -> None:
+        """Refuse a request that asks to run before others without having the right to.
+
+        Raises:
+            PriorityNotAllowed: `asked` is below the limit, and the request's key does not lift it.
+        """
+        if asked is not None and asked < self.most_urgent and not may_be_urgent:
+            raise PriorityNotAllowed(
+                f"priority {asked} is more urgent than this request may be: {self.most_urgent} is the lowest "
+                "(--most-urgent of the server), unless it comes with one of the server's --urgent-keys",
+                param="priority",
             )
 
     def engine(self) -> engine_pb2.EngineDescription:

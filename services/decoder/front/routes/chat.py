@@ -11,7 +11,7 @@ from fastapi import Depends, FastAPI, Request
 from starlette.responses import Response
 
 from services.contract.errors import InvalidRequest
-from services.decoder.front.auth import tenant_of
+from services.decoder.front.auth import may_be_urgent, tenant_of
 from services.decoder.front.chat_shape import ChatShape
 from services.decoder.front.errors import BadRequest
 from services.decoder.front.openapi import GENERATION_ERRORS, streamed
@@ -41,6 +41,7 @@ async def chat_completions(
 ) -> Response:
     """Answer a conversation."""
     front.check_model(body.model)
+    front.check_priority(body.priority, may_be_urgent=may_be_urgent(request))
     engine = front.engine()
     top = body.top_logprobs or 0
     plan = make_plan(

@@ -12,7 +12,7 @@ from fastapi import Depends, FastAPI, Request
 from starlette.responses import Response
 
 from services.contract.errors import InvalidRequest
-from services.decoder.front.auth import tenant_of
+from services.decoder.front.auth import may_be_urgent, tenant_of
 from services.decoder.front.completion_shape import CompletionShape
 from services.decoder.front.errors import BadRequest
 from services.decoder.front.openapi import GENERATION_ERRORS, streamed
@@ -49,6 +49,7 @@ async def completions(
 ) -> Response:
     """Continue one or more prompts."""
     front.check_model(body.model)
+    front.check_priority(body.priority, may_be_urgent=may_be_urgent(request))
     engine = front.engine()
     echo, scored = bool(body.echo), body.logprobs is not None
     plan = make_plan(

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from services.decoder.kernels.decode_batch import DecodeBatch
+from services.decoder.kernels.gpu.card import Card
 from services.decoder.kernels.gpu.kernel import Kernel
 
 _ELEMENTS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -20,6 +21,8 @@ _WARPS = 4
 _DIMS_UNDER_WAY = ((16, 256), (128, 384), (2**31, 128))
 """Up to so many rows x KV heads -> tiles of 16 tokens that a warp has under way, times head_dim: few rows
 need long rings, many need many thread blocks (measured: docs/log.md). No result depends on it."""
+_STATIC_BYTES = 1024
+"""Of shared memory, that the kernel takes besides, and some to spare."""
 _SPLIT_TOKENS = 256
 _MOST_SPLITS = 64
 
@@ -59,11 +62,33 @@ class AttendShape:
         units: int,
         *,
         overlaps: bool = True,
+        card: Card | None = None,
     ) -> AttendShape:
-        """The variant for `units` = rows * KV heads."""
+        """The variant for `units` = rows * KV heads, with rings as long as the card has room for.
+
+        Args:
+            head_dim: and the others, as the shape's.
+            group_size: likewise.
+            block_tokens: likewise.
+            dtype: likewise.
+            units: of the batch, padding included.
+            overlaps: whether the launch may overlap with the one ahead.
+            card: that is to run it; None = torch's current device.
+
+        Raises:
+            SetupError: the card has too little shared memory for any.
+        """
+        card = card or Card.current()
         dims = next(dims for most, dims in _DIMS_UNDER_WAY if units <= most)
-        depth = max(1, dims // head_dim)
-        return cls(head_dim, group_size, block_tokens, dtype, depth, overlaps=overlaps)
+        for depth in range(max(1, dims // head_dim), 0, -1):
+            shape = cls(head_dim, group_size, block_tokens, dtype, depth, overlaps=overlaps)
+            if shape.shared_bytes + _STATIC_BYTES <= card.shared_bytes:
+                return shape
+        raise card.refusal(
+            f"attention of {group_size} query heads a KV head of {head_dim}",
+            shape.shared_bytes + _STATIC_BYTES,
+            "serve this model on a card with more, or run with --device cpu",
+        )
 
     @property
     def source(self) -> str:

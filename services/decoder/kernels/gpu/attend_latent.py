@@ -13,11 +13,22 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from services.decoder.kernels.gpu.card import Card
 from services.decoder.kernels.gpu.kernel import Kernel
 from services.decoder.kernels.record_code import coded_bytes
 
 _ELEMENTS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _PLAIN_WARPS = 4
+_STATIC_BYTES = 1024
+"""Of shared memory, that the kernel takes besides, and some to spare."""
+_VARIANTS = (
+    (64, 8, 32, 3, 2, 4, 128),
+    (32, 8, 32, 2, 2, 4, 64),
+    (32, 8, 32, 1, 2, 4, 64),
+    (16, 4, 32, 1, 1, 4, 64),
+)
+"""head_tile, warps, tokens, depth, head_warps, slices, split_tokens; best first (docs/log.md has what was
+tried; the third is for cards with less shared memory than an H200, and was not timed)."""
 
 
 class AttendLatentParams(ctypes.Structure):
@@ -63,14 +74,27 @@ class AttendLatentShape:
         cluster: int,
         *,
         coded: bool = False,
+        card: Card | None = None,
     ) -> AttendLatentShape:
-        """The variant for so many query heads (docs/log.md has what was tried; not of coded records)."""
-        record = (latent, roped)
-        if heads <= 16:
-            return cls(*record, 16, block_tokens, dtype, cluster, 4, 32, 1, 1, 4, 64, coded=coded)
-        if heads <= 32:
-            return cls(*record, 32, block_tokens, dtype, cluster, 8, 32, 2, 2, 4, 64, coded=coded)
-        return cls(*record, 64, block_tokens, dtype, cluster, 8, 32, 3, 2, 4, 128, coded=coded)
+        """The variant for so many query heads: the widest tile of them that is not half empty, and fits.
+
+        Without a `card` it is for torch's current device. Nothing was tuned for coded records.
+
+        Raises:
+            SetupError: the card has too little shared memory for any.
+        """
+        card = card or Card.current()
+        for head_tile, warps, tokens, depth, head_warps, slices, split_tokens in _VARIANTS:
+            sizes = (latent, roped, head_tile, block_tokens, dtype, cluster)
+            shape = cls(*sizes, warps, tokens, depth, head_warps, slices, split_tokens, coded)
+            wide = head_tile > 16 and heads <= head_tile // 2
+            if not wide and shape.shared_bytes + _STATIC_BYTES <= card.shared_bytes:
+                return shape
+        raise card.refusal(
+            f"attention over records of {latent} + {roped}",
+            shape.shared_bytes + _STATIC_BYTES,
+            "serve this model on a card with more, or run with --device cpu",
+        )
 
     @staticmethod
     def takes(latent: int, roped: int, dtype: torch.dtype) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from cuda.bindings import driver
 
+from services.decoder.kernels.gpu.card import Card
 from services.decoder.kernels.gpu.compile import KERNELS, compile_kernel
 
 
@@ -46,6 +47,9 @@ class Kernel:
         """Compile (or take from the cache), load, and allow `shared_bytes` of dynamic shared memory.
 
         `overlaps`: the kernel may begin before the one ahead of it has ended, as device.cuh says.
+
+        Raises:
+            SetupError: it does not compile, or needs more shared memory than this device has.
         """
         major, minor = torch.cuda.get_device_capability()
         code = compile_kernel(name, defines, f"sm_{major}{minor}", folder)
@@ -54,7 +58,14 @@ class Kernel:
         self._function = check(driver.cuKernelGetFunction(kernel))
         attribute = driver.CUfunction_attribute
         limit = attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        check(driver.cuFuncSetAttribute(self._function, limit, shared_bytes))
+        try:
+            check(driver.cuFuncSetAttribute(self._function, limit, shared_bytes))
+        except RuntimeError as error:
+            raise Card.current().refusal(
+                f"{name}.cu with {dict(defines)}",
+                shared_bytes,
+                "serve this model on a card with more, or run with --device cpu",
+            ) from error
         if cluster > 8:
             wide = attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
             check(driver.cuFuncSetAttribute(self._function, wide, 1))

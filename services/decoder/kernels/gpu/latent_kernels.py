@@ -22,6 +22,7 @@ from services.decoder.kernels.gpu.attend_latent import (
     LatentVariant,
     PlainLatentShape,
 )
+from services.decoder.kernels.gpu.card import Card
 from services.decoder.kernels.gpu.code_records import CodeRecordsCall, CodeRecordsShape
 from services.decoder.kernels.gpu.pick_tokens import PickCall, PickShape
 from services.decoder.kernels.gpu.score_tokens import ScoreCall, ScoreShape
@@ -45,7 +46,7 @@ class GpuLatentKernels:
             device: the GPU.
         """
         self._scores = torch.empty(score_elements(rows, max_tokens), dtype=torch.int32, device=device)
-        self._cluster = _CLUSTER if torch.cuda.get_device_capability(device)[0] >= 9 else 1
+        self._cluster = _CLUSTER if Card.current().has_clusters else 1
         # Counts of who has arrived, zero between launches; a thread block serves 16 heads at least.
         arrivals = rows * -(-heads // 16) * _CLUSTER
         self._arrived = torch.zeros(arrivals, dtype=torch.int32, device=device)

@@ -4,21 +4,20 @@
 //
 // The depth is cut into blocks of 64 columns; block b belongs to chain b % 8, and each chain is one float32 sum from
 // left to right. The eight chains are added as a tree, so that a row's result depends neither on how the work
-// is divided below nor on how many rows there are. A tile is TILE rows of W. A cluster of CLUSTER
-// thread blocks computes one tile after the other, each block of it 8 / CLUSTER = K_WARPS chains:
+// is divided below nor on how many rows there are. A tile is TILE rows of W. A thread block computes one tile after
+// the other:
 //
 //   two producer warps  copy boxes (TILE rows of W and ROWS rows of x, 64 columns) into a ring of SLOTS slots. W's
 //                       never waits for earlier kernels, so the ring fills while they still run; x's does
-//   consumer warps      K_WARPS x M_WARPS of them; warp (k, m) multiplies every K_WARPS-th box with M_TILES * 16 rows of
-//                       W as the matrix unit's 16 rows and x as its 8 columns
-//   at a tile's end     the chains meet in shared memory, a cluster's through each other's
+//   consumer warps      one a chain; each multiplies every eighth box with M_TILES * 16 rows of W as the matrix unit's
+//                       16 rows and x as its 8 columns
+//   at a tile's end     the chains meet in shared memory
 //
 // Boxes lie as the bulk copies swizzle them: 128 bytes a row, 16-byte piece c of row r at piece c ^ (r % 8).
 //
 // Compile-time: ELEMENT (1 bfloat16, 2 float16), ROWS (8, 16, 32, 64; at least the rows of x), GATED (W is [gate; up]
-// and y = silu(gate) * up; a tile is half of each), CLUSTER, M_WARPS, M_TILES, SLOTS, AHEAD (boxes that are asked into
-// the L2 cache besides), RESIDENT (thread blocks meant to share a multiprocessor), BULK (0: plain asynchronous copies,
-// which is all there is before sm_90).
+// and y = silu(gate) * up; a tile is half of each), M_TILES, SLOTS, BULK (0: plain asynchronous copies, which is all
+// there is before sm_90).
 
 #include "elements.cuh"
 #include "tensor_cores.cuh"
@@ -39,10 +38,9 @@ struct LinearParams {
 };
 
 constexpr i32 CHAINS = 8;
-constexpr i32 K_WARPS = CHAINS / CLUSTER;
-constexpr i32 CONSUMERS = K_WARPS * M_WARPS;
+constexpr i32 CONSUMERS = CHAINS;
 constexpr i32 THREADS = 32 * (CONSUMERS + 2);
-constexpr i32 TILE = M_WARPS * M_TILES * 16;
+constexpr i32 TILE = M_TILES * 16;
 constexpr i32 WEIGHT_BOX = GATED ? TILE / 2 : TILE;
 constexpr i32 OUTPUTS = WEIGHT_BOX;  // features of y a tile
 constexpr i32 COLUMNS = 64;
@@ -50,10 +48,10 @@ constexpr i32 N_TILES = ROWS / 8;
 constexpr i32 WEIGHT_BYTES = TILE * COLUMNS * 2, X_BYTES = ROWS * COLUMNS * 2, SLOT_BYTES = WEIGHT_BYTES + X_BYTES;
 constexpr i32 PITCH = TILE + 4;  // floats between rows of partial sums: no bank twice in a warp's store
 // A barrier's parity says which round it is in only to who sees every round. So the barriers that say "full" go
-// round by a multiple of K_WARPS, each for one k's warps; those that say "free" go with the slots, as the producers do.
-constexpr i32 SIGNALS = (SLOTS + K_WARPS - 1) / K_WARPS * K_WARPS;
-static_assert(SLOTS >= K_WARPS);
-static_assert(K_WARPS * CLUSTER == CHAINS && OUTPUTS % (2 * CLUSTER) == 0 && WEIGHT_BOX % 8 == 0 && WEIGHT_BOX <= 256);
+// round by a multiple of CHAINS, each for one chain's warp; those that say "free" go with the slots, as the producers do.
+constexpr i32 SIGNALS = (SLOTS + CHAINS - 1) / CHAINS * CHAINS;
+static_assert(SLOTS >= CHAINS);
+static_assert(OUTPUTS % 2 == 0 && WEIGHT_BOX % 8 == 0 && WEIGHT_BOX <= 256);
 
 #define BULK_COPIES (BULK && __CUDA_ARCH__ >= 900)
 
@@ -79,37 +77,6 @@ __device__ __forceinline__ void wait_for(u32 barrier, u32 parity) {
   } while (!done);
 }
 
-#if CLUSTER > 1
-__device__ __forceinline__ i32 cluster_rank() {
-  i32 rank;
-  asm volatile("mov.u32 %0, %cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-
-// The address of what lies at `own` in block `rank` of the cluster.
-__device__ __forceinline__ u32 address_in(u32 own, i32 rank) {
-  u32 address;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(own), "r"(rank));
-  return address;
-}
-
-__device__ __forceinline__ void arrive_in(u32 barrier, i32 rank) {
-  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(address_in(barrier, rank))
-               : "memory");
-}
-
-__device__ __forceinline__ void wait_for_cluster(u32 barrier, u32 parity) {
-  u32 done;
-  do {
-    asm volatile(
-        "{.reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
-        : "=r"(done)
-        : "r"(barrier), "r"(parity)
-        : "memory");
-  } while (!done);
-}
-#endif
-
 // A place that goes round a ring of SIZE, and the parity of its round.
 template <i32 SIZE>
 struct Cursor {
@@ -132,16 +99,16 @@ struct Place {
 
 // A box of this thread block, in the order in which the ring takes them: no division on the producers' way.
 struct Box {
-  i32 row, group, k;  // first row of W (of the gate), the eight blocks, the chain among this thread block's
+  i32 row, group, chain;  // first row of W (of the gate), the eight blocks, the chain
 
   __device__ __forceinline__ void move(i32 groups, i32 tile_step) {
-    if (++k < K_WARPS) return;
-    k = 0;
+    if (++chain < CHAINS) return;
+    chain = 0;
     if (++group < groups) return;
     group = 0, row += tile_step * WEIGHT_BOX;
   }
 
-  __device__ __forceinline__ i32 column(i32 rank) const { return (group * CHAINS + rank * K_WARPS + k) * COLUMNS; }
+  __device__ __forceinline__ i32 column() const { return (group * CHAINS + chain) * COLUMNS; }
 };
 
 // One box of BOX_ROWS rows from (row, column) on; what lies outside of [rows, depth] becomes zero.
@@ -197,15 +164,8 @@ __device__ __forceinline__ float2 sum_chains(u32 partial, i32 at) {
   float2 part[CHAINS];
 #pragma unroll
   for (i32 chain = 0; chain < CHAINS; ++chain) {
-    const u32 own = partial + ((chain % K_WARPS) * ROWS * PITCH + at) * 4;
-#if CLUSTER > 1
-    asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];"
-                 : "=f"(part[chain].x), "=f"(part[chain].y)
-                 : "r"(address_in(own, chain / K_WARPS))
-                 : "memory");
-#else
+    const u32 own = partial + (chain * ROWS * PITCH + at) * 4;
     asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(part[chain].x), "=f"(part[chain].y) : "r"(own) : "memory");
-#endif
   }
 #pragma unroll
   for (i32 step = 1; step < CHAINS; step *= 2)
@@ -214,41 +174,28 @@ __device__ __forceinline__ float2 sum_chains(u32 partial, i32 at) {
   return part[0];
 }
 
-__shared__ __align__(8) u64 full_barriers[SIGNALS], free_barriers[SLOTS], written_barrier, taken_barrier;
+__shared__ __align__(8) u64 full_barriers[SIGNALS], free_barriers[SLOTS];
 extern __shared__ unsigned char dynamic_shared[];  // ring [SLOTS][SLOT_BYTES] on a multiple of 1,024; partial sums
 
-extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) linear(const __grid_constant__ LinearParams p) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) linear(const __grid_constant__ LinearParams p) {
   const i32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-#if CLUSTER > 1
-  const i32 rank = cluster_rank();
-#else
-  const i32 rank = 0;
-#endif
   const u32 ring = (shared_address(dynamic_shared) + 1023) & ~1023u;
-  const u32 partial = ring + SLOTS * SLOT_BYTES;  // float [K_WARPS][ROWS][PITCH]
+  const u32 partial = ring + SLOTS * SLOT_BYTES;  // float [CHAINS][ROWS][PITCH]
   const u32 full = shared_address(full_barriers), free = shared_address(free_barriers);
   if (threadIdx.x == 0) {
     for (i32 i = 0; i < SIGNALS; ++i) init_barrier(full + i * 8, BULK_COPIES ? 2 : 64);
-    for (i32 i = 0; i < SLOTS; ++i) init_barrier(free + i * 8, M_WARPS);
-#if CLUSTER > 1
-    init_barrier(shared_address(&written_barrier), CLUSTER);
-    init_barrier(shared_address(&taken_barrier), CLUSTER);
-#endif
+    for (i32 i = 0; i < SLOTS; ++i) init_barrier(free + i * 8, 1);
 #if __CUDA_ARCH__ >= 900
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 #endif
   }
-#if CLUSTER > 1
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-#else
   __syncthreads();
-#endif
   let_next_begin();
 
-  const i32 first_tile = blockIdx.x / CLUSTER, tile_step = gridDim.x / CLUSTER;
+  const i32 first_tile = blockIdx.x, tile_step = gridDim.x;
   const i32 own_tiles = (p.tiles - first_tile + tile_step - 1) / tile_step;
   const i32 groups = (p.depth + CHAINS * COLUMNS - 1) / (CHAINS * COLUMNS);  // of 8 blocks; the last may reach past the depth
-  const i32 boxes = own_tiles * groups * K_WARPS;
+  const i32 boxes = own_tiles * groups * CHAINS;
   const Box first_box = {first_tile * WEIGHT_BOX, 0, 0};
 
   if (warp == CONSUMERS) {  // W into the ring
@@ -259,19 +206,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) linear(const __g
     Place place;
     Box box = first_box;
     for (i32 n = 0; n < boxes; ++n) {
-#if BULK_COPIES
-      if (AHEAD && n == SLOTS) {
-        Box later = box;
-        for (i32 m = n; m < min(n + AHEAD, boxes); ++m, later.move(groups, tile_step))
-          for (i32 half = 0; half <= GATED; ++half)
-            asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(&p.weight_map),
-                         "r"(later.column(rank)), "r"(later.row + half * p.features)
-                         : "memory");
-      }
-#endif
       wait_for(free + place.slot.at * 8, place.slot.round ^ 1);
       const u32 to = ring + place.slot.at * SLOT_BYTES, barrier = full + place.signal.at * 8;
-      const i32 column = box.column(rank);
+      const i32 column = box.column();
       announce(barrier, WEIGHT_BYTES);
       copy_box<WEIGHT_BOX>(to, barrier, p.weight_map, p.weight, box.row, column, weight_rows, p.depth, lane);
       if (GATED)
@@ -296,7 +233,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) linear(const __g
       wait_for(free + place.slot.at * 8, place.slot.round ^ 1);
       const u32 to = ring + place.slot.at * SLOT_BYTES + WEIGHT_BYTES, barrier = full + place.signal.at * 8;
       announce(barrier, X_BYTES);
-      copy_box<ROWS>(to, barrier, p.x_map, p.x, 0, box.column(rank), p.rows, p.depth, lane);
+      copy_box<ROWS>(to, barrier, p.x_map, p.x, 0, box.column(), p.rows, p.depth, lane);
       conclude(barrier);
       place.move(1);
       box.move(groups, tile_step);
@@ -305,15 +242,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) linear(const __g
     return;
   }
 
-  const i32 k_warp = warp % K_WARPS, m_warp = warp / K_WARPS;
+  // Consumers are warps 0 to 7, so these are `warp` and 0; written like that, they compile to other code than what
+  // the log's figures are of.
+  const i32 chain_warp = warp % CHAINS, before = warp / CHAINS;
   // Where this lane's row of each 8 x 8 matrix begins in a box; XOR with 32 * step moves on by 16 columns.
-  const u32 weight_lane = (m_warp * M_TILES * 16 + lane % 16) * 128 + (((lane / 16) ^ (lane % 8)) << 4);
+  const u32 weight_lane = (before * M_TILES * 16 + lane % 16) * 128 + (((lane / 16) ^ (lane % 8)) << 4);
   const u32 x_lane = WEIGHT_BYTES + (lane % 8) * 128 + (((lane / 8) ^ (lane % 8)) << 4);
   Place place;
-  place.move(k_warp);
+  place.move(chain_warp);
   for (i32 turn = 0; turn < own_tiles; ++turn) {
     float sum[M_TILES][N_TILES][4] = {};
-    for (i32 group = 0; group < groups; ++group, place.move(K_WARPS)) {
+    for (i32 group = 0; group < groups; ++group, place.move(CHAINS)) {
       wait_for(full + place.signal.at * 8, place.signal.round);
       const u32 slot = ring + place.slot.at * SLOT_BYTES;
 #pragma unroll
@@ -336,13 +275,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) linear(const __g
     }
 
     // All consumers meet before the partial sums of the tile before may be overwritten, and before they may be read.
-#if CLUSTER > 1
-    const u32 written = shared_address(&written_barrier);
-    const u32 taken = shared_address(&taken_barrier);
-    if (turn) wait_for_cluster(taken, (turn - 1) & 1);
-#else
     if (turn) asm volatile("bar.sync 1, %0;" ::"n"(CONSUMERS * 32) : "memory");
-#endif
 #pragma unroll
     for (i32 m = 0; m < M_TILES; ++m)
 #pragma unroll
@@ -350,21 +283,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) linear(const __g
 #pragma unroll
         for (i32 i = 0; i < 4; ++i) {
           const i32 row = n * 8 + lane % 4 * 2 + i % 2;
-          const i32 feature = (m_warp * M_TILES + m) * 16 + lane / 4 + i / 2 * 8;
-          asm volatile("st.shared.f32 [%0], %1;" ::"r"(partial + ((k_warp * ROWS + row) * PITCH + feature) * 4),
+          const i32 feature = (before * M_TILES + m) * 16 + lane / 4 + i / 2 * 8;
+          asm volatile("st.shared.f32 [%0], %1;" ::"r"(partial + ((chain_warp * ROWS + row) * PITCH + feature) * 4),
                        "f"(sum[m][n][i])
                        : "memory");
         }
     asm volatile("bar.sync 1, %0;" ::"n"(CONSUMERS * 32) : "memory");
-#if CLUSTER > 1
-    if (threadIdx.x < CLUSTER) arrive_in(written, threadIdx.x);
-    wait_for_cluster(written, turn & 1);
-#endif
 
     const i32 first_feature = (first_tile + turn * tile_step) * OUTPUTS;
-    constexpr i32 PAIRS = OUTPUTS / 2 / CLUSTER;  // of features that this block of the cluster finishes
+    constexpr i32 PAIRS = OUTPUTS / 2;  // of features
     for (i32 i = threadIdx.x; i < p.rows * PAIRS; i += CONSUMERS * 32) {
-      const i32 row = i / PAIRS, in_tile = (rank * PAIRS + i % PAIRS) * 2, feature = first_feature + in_tile;
+      const i32 row = i / PAIRS, in_tile = i % PAIRS * 2, feature = first_feature + in_tile;
       if (feature >= p.features) continue;
       const float2 value = sum_chains(partial, row * PITCH + in_tile);
       u32 both;
@@ -376,13 +305,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) linear(const __g
       }
       *(u32*)((u16*)p.out + (i64)row * p.features + feature) = both;
     }
-#if CLUSTER > 1
-    asm volatile("bar.sync 1, %0;" ::"n"(CONSUMERS * 32) : "memory");
-    if (threadIdx.x < CLUSTER) arrive_in(taken, threadIdx.x);
-#endif
   }
-#if CLUSTER > 1
-  // Others may still read this block's sums.
-  if (own_tiles) wait_for_cluster(shared_address(&taken_barrier), (own_tiles - 1) & 1);
-#endif
 }

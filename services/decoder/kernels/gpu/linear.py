@@ -12,14 +12,15 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from services.decoder.kernels.gpu.card import Card
 from services.decoder.kernels.gpu.kernel import Kernel
 from services.decoder.kernels.gpu.norm import ELEMENTS
 from services.decoder.kernels.gpu.tensor_map import BYTES, COLUMNS, tensor_map
 
 MOST_ROWS = 32  # with more, torch's products are faster (measured: docs/log.md)
 _CHAINS = 8  # parts of each sum, as linear.cu defines them
-_SHARED_BYTES = 225 * 1024  # of a multiprocessor from sm_90 on, less what barriers and the launches take
-_SMALL_SHARED = 96 * 1024  # before sm_90
+_STATIC_BYTES = 2 * 1024  # of shared memory, for barriers, and some to spare
+_PLAIN_BYTES = 96 * 1024  # of it at most, where plain copies fill it
 _FULL = 0.9
 # Tiles of 16 weight rows a thread block, best first: wide ones spare reads of x. One thread block a
 # multiprocessor with all of its shared memory beats two, and clusters gain nothing (measured: docs/log.md).
@@ -45,33 +46,37 @@ class LinearShape:
     rows: int  # 8, 16, 32 or 64
     gated: bool
     dtype: torch.dtype
-    cluster: int
-    m_warps: int
     m_tiles: int
     slots: int
-    ahead: int = 0
-    resident: int = 1
     bulk: bool = True
 
     @classmethod
     def fitting(
-        cls, rows: int, features: int, depth: int, gated: bool, dtype: torch.dtype
+        cls,
+        rows: int,
+        features: int,
+        depth: int,
+        gated: bool,
+        dtype: torch.dtype,
+        *,
+        card: Card | None = None,
     ) -> LinearShape | None:
-        """The variant for a product; None where torch is faster or no variant takes it.
+        """The variant for a product; None where torch is faster or no variant takes it or fits.
 
         The widest tile in whose last round the device is nearly full, or else the one that fills it most.
+        Without a `card` it is for torch's current device.
         """
         if not 0 < rows <= MOST_ROWS or depth % 8 or features % 8:
             return None
         padded = max(8, 1 << (rows - 1).bit_length())
-        if torch.cuda.get_device_capability()[0] < 9:
-            return cls.filling(padded, gated, dtype, 1, 1, 1, bulk=False)
-        units = torch.cuda.get_device_properties().multi_processor_count
+        card = card or Card.current()
         best, fullest = None, 0.0
-        for m_tiles in _TILES:
-            shape = cls.filling(padded, gated, dtype, 1, 1, m_tiles, resident=1)
+        for m_tiles in _TILES if card.has_clusters else (1,):
+            shape = cls.filling(padded, gated, dtype, m_tiles, bulk=card.has_clusters, card=card)
+            if shape.slots < _CHAINS:
+                continue
             tiles = -(-features // shape.outputs)
-            full = tiles / (units * -(-tiles // units))
+            full = tiles / (card.multiprocessors * -(-tiles // card.multiprocessors))
             if full > fullest:
                 best, fullest = shape, full
             if fullest >= _FULL:
@@ -84,41 +89,27 @@ class LinearShape:
         rows: int,
         gated: bool,
         dtype: torch.dtype,
-        cluster: int,
-        m_warps: int,
         m_tiles: int,
         *,
-        resident: int = 2,
-        ahead: int = 0,
         bulk: bool = True,
+        card: Card | None = None,
     ) -> LinearShape:
-        """With as many slots as leave room for `resident` thread blocks on a multiprocessor."""
-        budget = _SHARED_BYTES // resident
+        """With as many slots as shared memory has room for; the kernel needs eight."""
+        room = (card or Card.current()).shared_bytes - _STATIC_BYTES
         if not bulk:
-            budget = _SMALL_SHARED
-        one = cls(rows, gated, dtype, cluster, m_warps, m_tiles, 0, ahead, resident, bulk)
-        slots = (budget - one.shared_bytes) // one.slot_bytes
-        return replace(one, slots=slots)
+            room = min(room, _PLAIN_BYTES)
+        one = cls(rows, gated, dtype, m_tiles, 0, bulk)
+        return replace(one, slots=(room - one.shared_bytes) // one.slot_bytes)
 
     @property
     def tile(self) -> int:
-        """Rows of the weight that a cluster works on at a time."""
-        return self.m_warps * self.m_tiles * 16
+        """Rows of the weight that a thread block works on at a time."""
+        return self.m_tiles * 16
 
     @property
     def outputs(self) -> int:
         """Features of the result a tile."""
         return self.tile // 2 if self.gated else self.tile
-
-    @property
-    def k_warps(self) -> int:
-        """Chains a thread block adds up."""
-        return _CHAINS // self.cluster
-
-    @property
-    def threads(self) -> int:
-        """Consumer warps and two producers."""
-        return 32 * (self.k_warps * self.m_warps + 2)
 
     @property
     def slot_bytes(self) -> int:
@@ -128,7 +119,7 @@ class LinearShape:
     @property
     def sum_bytes(self) -> int:
         """Of the chains' partial sums."""
-        return self.k_warps * self.rows * (self.tile + 4) * 4
+        return _CHAINS * self.rows * (self.tile + 4) * 4
 
     @property
     def shared_bytes(self) -> int:
@@ -142,12 +133,8 @@ class LinearShape:
             "ELEMENT": ELEMENTS[self.dtype],
             "ROWS": self.rows,
             "GATED": int(self.gated),
-            "CLUSTER": self.cluster,
-            "M_WARPS": self.m_warps,
             "M_TILES": self.m_tiles,
             "SLOTS": self.slots,
-            "AHEAD": self.ahead,
-            "RESIDENT": self.resident,
             "BULK": int(self.bulk),
         }
 
@@ -157,20 +144,19 @@ class LinearShape:
         return Kernel(
             "linear",
             self.defines,
-            threads=self.threads,
-            cluster=self.cluster,
+            threads=32 * (_CHAINS + 2),  # a consumer warp a chain, and two producers
+            cluster=1,
             shared_bytes=self.shared_bytes,
             overlaps=True,
         )
 
     @cached_property
     def at_once(self) -> int:
-        """Clusters that a launch may have, so that each has multiprocessors of its own where they fit."""
-        most = torch.cuda.get_device_properties().multi_processor_count // self.cluster
-        return most if self.cluster == 1 else min(most, self.kernel.most_clusters())
+        """Thread blocks that a launch may have, so that each has a multiprocessor of its own."""
+        return Card.current().multiprocessors
 
-    def clusters(self, tiles: int) -> int:
-        """Clusters of a launch: as many as share the tiles evenly."""
+    def thread_blocks(self, tiles: int) -> int:
+        """Of a launch: as many as share the tiles evenly."""
         return -(-tiles // -(-tiles // self.at_once))
 
 
@@ -201,7 +187,7 @@ class LinearCall:
         if shape.bulk:
             parameters.weight_map[:] = tensor_map(self.weight, shape.outputs)
             parameters.x_map[:] = tensor_map(self.x, shape.rows)
-        shape.kernel.launch(shape.clusters(tiles) * shape.cluster, parameters)
+        shape.kernel.launch(shape.thread_blocks(tiles), parameters)
 
     def check(self, shape: LinearShape) -> None:
         """Refuse what the kernel would read wrongly; once, before the first launch.

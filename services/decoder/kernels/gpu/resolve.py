@@ -12,13 +12,13 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from services.contract.errors import SetupError
+from services.decoder.kernels.gpu.card import Card
 from services.decoder.kernels.gpu.kernel import Kernel
 from services.decoder.kernels.lru import LaneTables
 from services.decoder.kernels.step_kernels import MissPlan, Split
 
-_SHARED_BYTES = 224 * 1024
-"""Dynamic shared memory of a thread block, at most; the rest of Hopper's 227 KiB is for resolve.cu's own."""
+_STATIC_BYTES = 3 * 1024
+"""Of shared memory, that the kernel takes besides, and some to spare."""
 _STRETCH = 8_192
 """Slots of the order that a thread block goes through without holding up the launch."""
 _FEW = 512
@@ -69,23 +69,26 @@ class ResolveShape:
         lanes: int,
         *,
         skip_io: bool = False,
+        card: Card | None = None,
     ) -> ResolveShape:
         """The widest cluster that leaves most of the device to the launches which overlap with this one.
 
         Measured on an H200 (docs/log.md). A long order makes it wider, as far as all lanes run at once.
+        Without a `card` it is for torch's current device.
 
         Raises:
             SetupError: the capacity is more than the device's shared memory can order.
         """
-        device = torch.cuda.get_device_properties()
-        blocks = device.multi_processor_count  # thread blocks that surely run at once
-        cluster, widest = 1, _WIDEST_CLUSTER if device.major >= 9 else 1
+        card = card or Card.current()
+        blocks = card.multiprocessors  # thread blocks that surely run at once
+        room = card.shared_bytes - _STATIC_BYTES
+        cluster, widest = 1, _WIDEST_CLUSTER if card.has_clusters else 1
         while cluster < widest:
             wider = 2 * cluster
             if lanes * wider > blocks // (4 if top_k > _FEW else 2):
                 narrow = cls(block_bytes, top_k, parcels, parcel_slots, cluster)
                 long = narrow.max_capacity > cluster * _STRETCH and lanes * wider <= blocks
-                if not long and narrow.shared_bytes <= _SHARED_BYTES:
+                if not long and narrow.shared_bytes <= room:
                     break
             cluster = wider
         chunks = _CHUNKS_IN_FLIGHT * (2 if block_bytes >= 4096 else 1)
@@ -100,12 +103,21 @@ class ResolveShape:
             sweep=lanes >= 16,
             skip_io=skip_io,
         )
-        if shape.shared_bytes > _SHARED_BYTES:
-            raise SetupError(
-                f"a lane of {shape.max_capacity:,} hot slots, {top_k:,} of them chosen in a step, is more "
-                "than this device can order; lower --max-model-len, --budget-tokens or --dense-layers"
+        if shape.shared_bytes > room:
+            raise card.refusal(
+                f"ordering a lane of {shape.max_capacity:,} hot slots, {top_k:,} of them chosen in a step,",
+                shape.shared_bytes + _STATIC_BYTES,
+                "lower --max-model-len, --budget-tokens or --dense-layers",
             )
         return shape
+
+    @staticmethod
+    def most_slots(top_k: int, parcel_slots: int, card: Card | None = None) -> int:
+        """The widest lane that the card can order by any variant; not positive where it can order none."""
+        card = card or Card.current()
+        words = (card.shared_bytes - _STATIC_BYTES) // 4 - _words(top_k) - 6  # of what is rounded up
+        a_slot = 1 / (_WIDEST_CLUSTER if card.has_clusters else 1) + 1 / 32 + 1 / parcel_slots
+        return int(words / a_slot) // parcel_slots * parcel_slots
 
     @property
     def max_capacity(self) -> int:
@@ -125,7 +137,7 @@ class ResolveShape:
     @property
     def hash_slots(self) -> int:
         """A power of two, about half full when everything misses."""
-        return 1 << (2 * self.top_k - 1).bit_length()
+        return _hash_slots(self.top_k)
 
     @property
     def split(self) -> bool:
@@ -138,7 +150,7 @@ class ResolveShape:
         """Dynamic shared memory, as resolve.cu lays it out."""
         stretch = -(-self.max_capacity // self.cluster)
         stretch += -stretch % 4
-        words = stretch + 2 * self.hash_slots + 4 * self.top_k + 2 + self.parcels
+        words = stretch + _words(self.top_k) + self.parcels
         return 4 * (words + -(-self.max_capacity // 32))
 
     @property
@@ -168,6 +180,15 @@ class ResolveShape:
             shared_bytes=self.shared_bytes,
             overlaps=True,
         )
+
+
+def _hash_slots(top_k: int) -> int:
+    return 1 << (2 * top_k - 1).bit_length()
+
+
+def _words(top_k: int) -> int:
+    """Of shared memory, that follow from the selection alone."""
+    return 2 * _hash_slots(top_k) + 4 * top_k + 2
 
 
 @dataclass(frozen=True, slots=True)

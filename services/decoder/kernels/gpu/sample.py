@@ -6,12 +6,14 @@ The twin in kernels/sample.py is the definition.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from services.decoder.kernels.gpu.card import Card
 from services.decoder.kernels.gpu.kernel import Kernel
 from services.decoder.kernels.sample import SampleInputs, SampleTables, mass_bits
 
@@ -48,25 +50,36 @@ class SampleShape:
     in_shared: bool = True  # whether a block's keys fit into its shared memory
 
     @classmethod
-    def fitting(cls, vocab: int, dtype: torch.dtype, rows: int, *, greedy: bool) -> SampleShape:
-        """The widest cluster with which all rows run at once, else the narrowest that holds the keys.
+    def variants(
+        cls, vocab: int, dtype: torch.dtype, *, greedy: bool, card: Card | None = None
+    ) -> tuple[SampleShape, ...]:
+        """Those that hold a row's keys in shared memory, the widest cluster first, or else the one that needs
+        none; without a `card`, of torch's current device. Keep them: each loads its kernel but once.
 
         Raises:
             ValueError: logits of a dtype that the kernel does not read.
         """
         if dtype not in _ELEMENTS:
             raise ValueError(f"logits must be float32, bfloat16 or float16, not {dtype}")
-        device = torch.cuda.get_device_properties()
-        shapes = [
-            cls(vocab, dtype, greedy, cluster) for cluster in _CLUSTERS if device.major >= 9 or cluster == 1
-        ]
-        most: int = device.shared_memory_per_block_optin  # type: ignore[attr-defined]  # torch's stub lacks it
-        room = most - _STATIC_BYTES
-        shapes = [shape for shape in shapes if shape.shared_bytes <= room]
-        for shape in shapes:
-            if rows <= shape.kernel.most_clusters():
-                return shape
-        return shapes[-1] if shapes else cls(vocab, dtype, greedy, cluster=1, in_shared=False)
+        card = card or Card.current()
+        shapes = (cls(vocab, dtype, greedy, cluster) for cluster in _CLUSTERS)
+        fitting = tuple(
+            shape
+            for shape in shapes
+            if shape.shared_bytes <= card.shared_bytes - _STATIC_BYTES
+            and (card.has_clusters or shape.cluster == 1)
+        )
+        return fitting or (cls(vocab, dtype, greedy, cluster=1, in_shared=False),)
+
+    @staticmethod
+    def fitting(variants: Sequence[SampleShape], rows: int) -> SampleShape:
+        """The widest cluster with which all rows run at once, else the narrowest."""
+        return next((shape for shape in variants if rows <= shape.at_once), variants[-1])
+
+    @cached_property
+    def at_once(self) -> int:
+        """Rows that this device samples at the same time."""
+        return self.kernel.most_clusters()
 
     @property
     def stretch(self) -> int:
