@@ -36,10 +36,10 @@ class Trace:
     def __init__(self, chosen: Tensor, context: int) -> None:
         """`chosen` [steps, lanes, top_k - 1] int32 full blocks of rows that begin with `context` tokens."""
         steps, lanes, _ = chosen.shape
-        opened = (context + torch.arange(steps, device="cuda").int()) // BLOCK_TOKENS
+        opened = (context + torch.arange(steps, device=chosen.device).int()) // BLOCK_TOKENS
         last = opened.view(-1, 1, 1).expand(-1, lanes, 1)
         self._chosen = torch.cat([chosen, last], 2).contiguous()
-        self._step = torch.full((1,), -1, dtype=torch.int64, device="cuda")
+        self._step = torch.full((1,), -1, dtype=torch.int64, device=chosen.device)
         self._current = self._chosen[0]
 
     @classmethod
@@ -115,6 +115,9 @@ def engine_in_mid_answer(
     skip_io: bool = False,
     graphs: bool = True,
     whole: bool = False,
+    traced: Tensor | None = None,
+    hits_first: bool = False,
+    device: str = "cuda:0",
 ) -> OfflineEngine:
     """`batch` rows of `context` tokens that are about to decode.
 
@@ -128,6 +131,9 @@ def engine_in_mid_answer(
         skip_io: resolve moves no bytes.
         graphs: decode by captured graphs.
         whole: in tiered mode, have slots for everything; touched after `touching_steps` steps.
+        traced: a Trace's choices, in place of ones that miss by `misses`.
+        hits_first: the setting.
+        device: where.
     """
     longest = -(-(context + ANSWER_TOKENS) // 64) * 64
     spec, top_k = model.spec, budget // BLOCK_TOKENS
@@ -137,7 +143,7 @@ def engine_in_mid_answer(
     settings = DecoderSettings.model_validate(
         {
             "model": Path("synthetic"),
-            "device": "cuda:0",
+            "device": device,
             "kv_mode": mode,
             "hot_tokens": 0 if mode == "full" else min(2 * budget, longest),
             "hot_bytes": int(batch * tokens_a_row * (token_bytes + table_bytes)),
@@ -148,11 +154,14 @@ def engine_in_mid_answer(
             "max_step_tokens": batch * context + BLOCK_TOKENS,
             "decode_graphs": graphs,
             "probe_no_io": skip_io,
+            "hits_first": hits_first,
         }
     )
     arena_bytes = int(batch * longest * token_bytes * 1.25) + 2**28
     lanes = batch * spec.kv_heads
-    if whole:
+    if traced is not None:
+        trace = Trace(traced, context)
+    elif whole:
         trace = Trace.touching(lanes, context, top_k, ANSWER_TOKENS)
     else:
         trace = Trace.missing(lanes, context, top_k, round(misses * top_k), ANSWER_TOKENS)
@@ -162,8 +171,8 @@ def engine_in_mid_answer(
 
     engine = OfflineEngine(settings, arena_bytes, model, wrap)
     runner = engine.runner
-    generator = torch.Generator(device="cuda").manual_seed(2)
     assert runner.index is not None
+    generator = torch.Generator(runner.index.pool.device).manual_seed(2)
     runner.index.pool.normal_(generator=generator)
     if mode == "full":
         for layer in range(spec.layers):
@@ -175,7 +184,7 @@ def engine_in_mid_answer(
     while any(sequence.is_prefilling for sequence in engine.scheduler.running) or engine.scheduler.waiting:
         pretend(engine)
     trace.rewind()
-    torch.cuda.synchronize()
+    runner.wait()
     return engine
 
 

@@ -9,10 +9,11 @@ The indexer runs; its choice is replaced by a trace that misses as the published
 (selection_trace.py). One GPU has the host link to itself here, where eight share two sockets' memory.
 
 Modes: `full`; `sync`, tiered with every fetch in its turn; `prefetch`, those of layers that share a choice
-ahead of it; `no_io`, the bound: the same bookkeeping, no bytes. Rows are elastic, down to 4,096 hot slots
-each; lines with capacity 4096 have exactly as many. Records in eight bits, which are not exact, make lines of
-their own, beside the `full` of their kind. A run of one model fits ten minutes; lines of models, contexts and
-records that were not asked for stay in the result.
+ahead of it; `hits_first`, attention over what is resident meanwhile; `no_io`, the bound: the same
+bookkeeping, no bytes. Rows are elastic, down to 4,096 hot slots each; lines with capacity 4096 have exactly
+as many. Records in eight bits, which are not exact, make lines of their own, beside the `full` of their kind.
+A run of one model fits ten minutes; lines of models, contexts and records that were not asked for stay in the
+result.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ SETTINGS: Mapping[str, Mapping[str, object]] = {
     "full": {"kv_mode": "full"},
     "sync": {"prefetch": False},
     "prefetch": {},
+    "hits_first": {"hits_first": True},
     "no_io": {"probe_no_io": True},
 }
 MOST_LEVELS = 12

@@ -152,6 +152,11 @@ class DecoderSettings(ServiceSettings):
         description="layers that reuse another one's choice fetch their misses ahead of their turn; off: in "
         "their turn",
     )
+    hits_first: bool = Field(
+        False,
+        description="an experiment: attention over what is resident runs while what misses comes, then over "
+        "that; so the last bits of an answer, and now and then a token, depend on what is resident",
+    )
     probe_no_io: bool = Field(
         False,
         description="benchmark probe on a GPU: resolve moves no bytes, so every answer is WRONG",
@@ -207,6 +212,12 @@ class DecoderSettings(ServiceSettings):
             raise ValueError("page_tokens and budget_tokens must be multiples of block_tokens")
         if self.probe_no_io and self.kv_mode != "tiered":
             raise ValueError("probe_no_io leaves out the fetches of kv_mode tiered; full has none")
+        if self.hits_first and self.kv_mode != "tiered":
+            raise ValueError("hits_first is about what kv_mode tiered misses; full misses nothing")
+        if self.hits_first and self.store_access == "remote":
+            raise ValueError(
+                "hits_first needs the arena mapped; what store_access remote misses is waited for"
+            )
         if self.store_access == "remote" and self.kv_mode != "tiered":
             raise ValueError(
                 "store_access remote fetches what kv_mode tiered misses; full needs the arena mapped"

@@ -166,7 +166,7 @@ def test_a_row_in_eight_bits_takes_what_was_counted(mode: str) -> None:
     assert all(len(sequence.generated) > 1 for sequence in engine.scheduler.running)
 
 
-@pytest.mark.parametrize("mode", ["full", "sync", "prefetch"])
+@pytest.mark.parametrize("mode", ["full", "sync", "prefetch", "hits_first"])
 def test_lines_of_a_case(model: CausalLM, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer rows step by step; they miss what the trace says, and never where everything is resident."""
     monkeypatch.setattr("benchmarks.glm_slice.WARM_STEPS", 6)

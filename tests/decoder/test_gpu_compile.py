@@ -61,6 +61,22 @@ def test_resolve_compiles(arch: str, block_bytes: int, top_k: int, parcels: int,
 
 
 @pytest.mark.parametrize("arch", CLUSTERS)
+def test_a_resolve_that_leaves_its_fetches_to_a_replay_compiles(arch: str) -> None:
+    shape = ResolveShape(1152, 2048, 256, 16, CLUSTERS[arch][-1], skip_io=True)
+    assert compile_kernel("resolve", shape.defines, arch)[:4] == b"\x7fELF"
+
+
+def test_what_does_not_overlap_is_the_same_code() -> None:
+    sizes = (128, 4, 16, torch.bfloat16, 64)
+    usual, joined = (
+        AttendShape.fitting(*sizes, overlaps=overlaps, card=CARDS["sm_90"]) for overlaps in (True, False)
+    )
+    assert usual != joined
+    assert usual.defines == joined.defines
+    assert usual.defines["WINDOW"] == 0
+
+
+@pytest.mark.parametrize("arch", CLUSTERS)
 def test_replay_compiles(arch: str) -> None:
     assert compile_kernel("replay", ReplayShape(1152).defines, arch)[:4] == b"\x7fELF"
 

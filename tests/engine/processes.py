@@ -192,7 +192,8 @@ class Engine(Process):
 
     def __init__(self, socket: Path, model: Path, kvstore: str, **flags: object) -> None:
         self.socket = socket
-        given = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]
+        named = {name.replace("_", "-"): value for name, value in flags.items()}
+        given = [f"--{name}" if value is True else f"--{name}={value}" for name, value in named.items()]
         super().__init__(
             [
                 *("-m", self.module, "--engine-socket", str(socket), "--model", str(model)),

@@ -117,6 +117,7 @@ class FakeEngine(pb_grpc.EngineServicer):
             arena_bytes=4096,
             arena_registered_bytes=4096,
             arena_pages=7,
+            hits_first=self._settings.hits_first,
         )
 
     def Submit(self, request: pb.SubmitRequest, context: grpc.ServicerContext) -> pb.SubmitReply:

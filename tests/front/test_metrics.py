@@ -70,6 +70,16 @@ def test_the_decoders_metrics_are_listed(front: LiveFront) -> None:
     _compare("decoder", httpx.get(f"{front.url}/metrics").text)
 
 
+def test_an_engine_whose_answers_depend_on_what_is_resident_says_so(
+    front: LiveFront, default_model: Path
+) -> None:
+    assert _samples(front)['hotset_hits_first{engine="0"}'] == 0
+    with live_front(default_model, "--hits-first") as inexact:
+        assert _samples(inexact)['hotset_hits_first{engine="0"}'] == 1
+        told = inexact.complete(max_tokens=1).json()["system_fingerprint"]
+        assert told.startswith("hits_first_")
+
+
 def test_the_stores_metrics_are_listed(tmp_path: Path) -> None:
     with (
         tempfile.TemporaryDirectory(dir="/dev/shm", prefix="hotset-test-") as memory,

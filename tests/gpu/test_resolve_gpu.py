@@ -14,18 +14,20 @@ import pytest
 import torch
 from torch import Tensor
 
+from services.decoder.kernels.attend_half import split_of
 from services.decoder.kernels.counter import Counter
 from services.decoder.kernels.gpu.host_memory import RegisteredMemory
 from services.decoder.kernels.gpu.resolve import ResolveCall, ResolveShape
 from services.decoder.kernels.lanes import layer_of
 from services.decoder.kernels.replay import plan_of
 from services.decoder.kernels.resolve import resolve
-from services.decoder.kernels.step_kernels import LayerStore, MissPlan
+from services.decoder.kernels.step_kernels import LayerStore, MissPlan, Split
 from tests.decoder.parcels import Parcels, follow
 
 pytestmark = pytest.mark.gpu
 
 TABLES = ("block_to_slot", "slot_to_block", "order", "parcels", "capacity")
+OUTS = ("slots", "open_slot", "plan.count", "plan.source", "plan.target", "split.hits", "split.misses")
 PADDING = 2
 
 
@@ -131,7 +133,7 @@ class Rig:
         self.twin = LayerStore(layer_of(self.sides[0].tables, 0), pool, self.arena.cuda(), counters)
         batch_rows = case.rows + PADDING
         batch_lanes = batch_rows * case.groups
-        self.differs = torch.zeros(len(TABLES) + 5, dtype=torch.bool, device="cuda")
+        self.differs = torch.zeros(len(TABLES) + len(OUTS), dtype=torch.bool, device="cuda")
         self.call = ResolveCall(
             tables=self.gpu,
             selected=self.gpu_tensor(batch_lanes, case.top_k),
@@ -152,6 +154,7 @@ class Rig:
                 self.gpu_tensor(batch_lanes, case.top_k),
                 self.gpu_tensor(batch_lanes),
             ),
+            split=Split(self.gpu_tensor(batch_lanes, case.top_k), self.gpu_tensor(batch_lanes, case.top_k)),
         )
         self.shape = ResolveShape(
             case.block_bytes,
@@ -224,9 +227,10 @@ class Rig:
             self.twin.arena.copy_(self.arena)
 
         call, real = self.call, len(lanes)
-        plan = call.plan
+        plan, split = call.plan, call.split
         assert plan is not None
-        for out in (call.slots, call.open_slot, plan.source, plan.target, plan.count):
+        assert split is not None
+        for out in (call.slots, call.open_slot, plan.source, plan.target, plan.count, *split):
             out.fill_(-7)
         call.selected[:real] = picks
         call.open_block[: len(rows)] = opened
@@ -241,7 +245,7 @@ class Rig:
             0, 1
         )
         expected = resolve(self.twin, lanes, picks.int(), lane_open, home)
-        wanted = plan_of(expected, home)
+        wanted, halves = plan_of(expected, home), split_of(expected, picks.int())
         planned = torch.arange(case.top_k, device="cuda") < wanted.count.unsqueeze(1)
         pairs: list[tuple[Tensor, Tensor | int]] = [
             *((getattr(self.gpu, name), getattr(self.twin.tables, name)) for name in TABLES),
@@ -250,6 +254,8 @@ class Rig:
             (plan.count, self.padded(wanted.count, 0)),
             (plan.source, self.padded(wanted.source.masked_fill(~planned, -7), -7)),
             (plan.target, self.padded(wanted.target.masked_fill(~planned, -7), -7)),
+            (split.hits, self.padded(halves.hits, -1)),
+            (split.misses, self.padded(halves.misses, -1)),
         ]
         self.differs |= torch.stack([(ours != theirs).any() for ours, theirs in pairs])
         return Step(picks, lane_open.unsqueeze(1), home)
@@ -261,8 +267,7 @@ class Rig:
 
     def agree(self) -> None:
         """No step since the last look has differed."""
-        names = (*TABLES, "slots", "open_slot", "plan.count", "plan.source", "plan.target")
-        assert not [name for name, bad in zip(names, self.differs.tolist(), strict=True) if bad]
+        assert not [name for name, bad in zip((*TABLES, *OUTS), self.differs.tolist(), strict=True) if bad]
 
     def resize(self) -> None:
         """A row grows, shrinks or begins anew, on both sides."""
@@ -353,6 +358,11 @@ def test_a_wrong_call_is_refused_by_name() -> None:
         assert rig.call.plan is not None
         with pytest.raises(ValueError, match=r"plan\.count"):
             replace(rig.call, plan=replace(rig.call.plan, count=rig.call.plan.count[:1])).check(rig.shape)
+        assert rig.call.split is not None
+        with pytest.raises(ValueError, match="both halves of split"):
+            replace(rig.call, split=rig.call.split._replace(hits=rig.call.split.hits[:1])).check(rig.shape)
+        with pytest.raises(ValueError, match="a split needs a plan"):
+            replace(rig.call, plan=None).check(rig.shape)
         with pytest.raises(ValueError, match="tables must have 33 parcels a row of 2 slots"):
             rig.call.check(replace(rig.shape, parcels=33))
         with pytest.raises(ValueError, match="tables must be of 3 groups"):

@@ -20,7 +20,7 @@ from services.decoder.kernels.attend_masked import Sight
 from services.decoder.kernels.attend_part import Part
 from services.decoder.kernels.block_kernels import BlockKernels
 from services.decoder.kernels.decode_batch import DecodeBatch
-from services.decoder.kernels.step_kernels import StepKernels
+from services.decoder.kernels.step_kernels import Split, StepKernels
 from services.decoder.kv.batch import PrefillChunk
 from services.decoder.kv.residence import Residence
 from services.decoder.kv.shape import KvShape
@@ -82,13 +82,37 @@ class BlockHeart(Heart):
         residence.append(layer, batch, placement, key, value, None)
         pool, slots = residence.pool(layer), placement.slots
         chosen = slots[:, : selected.shape[1]].contiguous()
-        branches = [self._kernels.attend(batch, query, pool, chosen, selected, scaling)]
+        if placement.split is None:
+            branches = [self._kernels.attend(batch, query, pool, chosen, selected, scaling)]
+        else:
+            branches = [self._by_halves(layer, batch, query, chosen, selected, placement.split, scaling)]
         if choice.beside is not None:
             branches.append(choice.beside)
         if self._window:
             seen = (query, pool, slots, wanted, scaling, self._window)
             branches.append(self._block_kernels.attend_newest(batch, *seen))
         return tuple(branches)
+
+    def _by_halves(
+        self,
+        layer: int,
+        batch: DecodeBatch,
+        query: Tensor,
+        slots: Tensor,
+        selected: Tensor,
+        split: Split,
+        scaling: float,
+    ) -> Tensor:
+        """Attention over the chosen blocks, hits first. The plan has the window's misses too, so both halves
+        stand in the selection's places; the window itself is read when all is there.
+        """
+        pool, attend = self._residence.pool(layer), self._kernels.attend_half
+        resident = split.hits[:, : selected.shape[1]].contiguous()
+        hits = attend(batch, query, pool, slots, resident, scaling, joined=False)
+        self._residence.arrive(layer)
+        coming = selected.masked_fill(resident >= 0, -1)
+        misses = attend(batch, query, pool, slots, coming, scaling, joined=True)
+        return self._kernels.merge_parts(hits, misses, query.dtype).out
 
     def _window_blocks(self, batch: DecodeBatch, selected: Tensor) -> Tensor:
         """[lanes, W] int32: the window's blocks that are not chosen, -1 in the others' places."""

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from services.decoder.attention.halves import attend_halves
 from services.decoder.attention.selector import Selector
 from services.decoder.kernels.attend_part import Part, attend_part
 from services.decoder.kernels.decode_batch import DecodeBatch
@@ -54,7 +55,13 @@ class Heart:
         placement = residence.resolve(layer, batch, selected)
         residence.append(layer, batch, placement, key, value, selector.bounds)
         pool = residence.pool(layer)
-        return self._kernels.attend(batch, query, pool, placement.slots, selected, scaling)
+        if placement.split is None:
+            return self._kernels.attend(batch, query, pool, placement.slots, selected, scaling)
+
+        def half(slots: Tensor, blocks: Tensor, joined: bool) -> Part:
+            return self._kernels.attend_half(batch, query, pool, slots, blocks, scaling, joined=joined)
+
+        return attend_halves(self._kernels, residence, layer, placement, half, query.dtype)
 
     def prefill(
         self, layer: int, chunk: PrefillChunk, query: Tensor, key: Tensor, value: Tensor, scaling: float

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from services.decoder.attention.halves import attend_halves
 from services.decoder.attention.selector import TokenSelector
 from services.decoder.kernels.attend_part import Part
 from services.decoder.kernels.choose_tokens import IndexQuery
@@ -93,8 +94,15 @@ class LatentHeart:
             placement = residence.follow(layer, batch, selected, index.placement)
         residence.append(layer, batch, placement, *_sides(self._kept(record)), None)
         pool, latent = residence.pool(layer), self._shape.latent
-        slots = placement.slots
-        out = self._latent_kernels.attend(batch, query, pool, slots, selected, scaling, latent)
+        attending = self._latent_kernels
+        if placement.split is None:
+            out = attending.attend(batch, query, pool, placement.slots, selected, scaling, latent)
+            return out, DecodeChoice(selected, placement)
+
+        def half(slots: Tensor, blocks: Tensor, joined: bool) -> Part:
+            return attending.attend_half(batch, query, pool, slots, blocks, scaling, latent, joined=joined)
+
+        out = attend_halves(self._kernels, residence, layer, placement, half, query.dtype)
         return out, DecodeChoice(selected, placement)
 
     def prefill(

@@ -137,6 +137,8 @@ def load(
     hasher = page_hasher(plan, kv_fingerprint(spec, shape))
     scheduler = Scheduler(limits_of(plan), store, device_pages, hasher, capacity_book(plan))
     _log.info("memory_plan model=%s device=%s\n%s", settings.model.name, device, plan.table())
+    if settings.hits_first:
+        _log.warning("hits_first answers=%r", "their last bits, so now and then a token, depend on residency")
     if plan.shape.record_coded:
         _log.warning(
             "records_not_exact record_dtype=float8 record_bytes=%d: answers differ from those of "

@@ -86,9 +86,8 @@ def assemble(
     elif settings.kv_mode == "tiered":
         hot = HotBuffer(shape, settings.max_rows, plan.max_blocks, plan.hot_classes, device)
         path = arena_path(plan, kernels, arena, device, reads=True)
-        residence = Tiered(
-            kernels, arena, hot, tables, path, miss_curve(plan, device), prefetch_of(plan, device)
-        )
+        curve, (prefetch, hits_first) = miss_curve(plan, device), fetches_beside(plan, device)
+        residence = Tiered(kernels, arena, hot, tables, path, curve, prefetch, hits_first)
     else:
         window = Window(kernels, shape, settings.whole_window_tokens, device)
         path = arena_path(plan, kernels, arena, device, reads=False)
@@ -222,11 +221,14 @@ def selection_writer(plan: MemoryPlan, device: torch.device) -> SelectionWriter 
         raise SetupError(f"--record-selections {path}: {error.strerror}") from error
 
 
-def prefetch_of(plan: MemoryPlan, device: torch.device) -> Prefetch | None:
-    """How layers that follow a choice get their misses ahead of their turn; None where they wait for it."""
-    if not plan.settings.prefetch or not plan.shape.anchors:
-        return None
-    return SideStream(device) if device.type == "cuda" else AtOnce()
+def fetches_beside(plan: MemoryPlan, device: torch.device) -> tuple[Prefetch | None, Prefetch | None]:
+    """What fetches beside the computation: for layers that follow a choice, and for hits first."""
+    ahead = plan.settings.prefetch and bool(plan.shape.anchors)
+    first = plan.settings.hits_first
+    if not ahead and not first:
+        return None, None
+    beside = SideStream(device) if device.type == "cuda" else AtOnce()
+    return beside if ahead else None, beside if first else None
 
 
 def arena_path(
@@ -265,7 +267,8 @@ def page_hasher(plan: MemoryPlan, fingerprint: bytes) -> PageHasher | None:
     if not settings.prefix_cache:
         return None
     decoding = (settings.selector, settings.quest_sharing, settings.budget_tokens, settings.dense_layers)
-    return PageHasher(fingerprint, repr(decoding).encode(), plan.shape.page_tokens)
+    how = repr(decoding) + (" hits first" if settings.hits_first else "")
+    return PageHasher(fingerprint, how.encode(), plan.shape.page_tokens)
 
 
 def capacity_book(plan: MemoryPlan) -> CapacityBook:

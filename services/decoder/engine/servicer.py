@@ -90,6 +90,7 @@ class EngineServicer(pb_grpc.EngineServicer):
             eos_token_ids=served.spec.eos_token_ids,
             kv_mode=settings.kv_mode,
             probe_no_io=settings.probe_no_io,
+            hits_first=settings.hits_first,
             dtype=str(served.plan.shape.dtype).removeprefix("torch."),
             device=served.device,
             max_rows=settings.max_rows,

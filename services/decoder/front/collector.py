@@ -141,6 +141,13 @@ class EngineCollector(Collector):
         told = self._supervisor.description
         probe.add_metric([engine], float(told is not None and told.probe_no_io))
         yield probe
+        first = GaugeMetricFamily(
+            "hotset_hits_first",
+            "1 if attention sums up hits first, so that answers may depend on what is resident.",
+            labels=["engine"],
+        )
+        first.add_metric([engine], float(told is not None and told.hits_first))
+        yield first
         yield self._info(engine)
         yield self._arena(engine)
         yield self._arena_pages(engine)

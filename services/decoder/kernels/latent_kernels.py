@@ -67,6 +67,20 @@ class LatentKernels(Protocol):
     ) -> Tensor:
         """attend_latent.py's, of a step's rows: [R, heads, latent]."""
 
+    def attend_half(
+        self,
+        batch: DecodeBatch,
+        query: Tensor,
+        pool: Tensor,
+        slots: Tensor,
+        half: Tensor,
+        scaling: float,
+        latent: int,
+        *,
+        joined: bool,
+    ) -> Part:
+        """`attend` over one half of a split; StepKernels says the rest."""
+
     def attend_chosen(
         self, query: Tensor, record: Tensor, chosen: Tensor, scaling: float, latent: int
     ) -> Part:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from services.decoder.kernels.attend_chosen import attend_chosen
+from services.decoder.kernels.attend_half import attend_latent_half
 from services.decoder.kernels.attend_latent import attend_latent
 from services.decoder.kernels.attend_part import Part
 from services.decoder.kernels.choose_tokens import IndexQuery, choose_tokens
@@ -59,6 +60,21 @@ class LatentTwins:
     ) -> Tensor:
         """kernels/attend_latent.py."""
         return attend_latent(query, pool, slots, selected, batch.lane_length, scaling, latent)
+
+    def attend_half(
+        self,
+        batch: DecodeBatch,
+        query: Tensor,
+        pool: Tensor,
+        slots: Tensor,
+        half: Tensor,
+        scaling: float,
+        latent: int,
+        *,
+        joined: bool,
+    ) -> Part:
+        """kernels/attend_half.py."""
+        return attend_latent_half(query, pool, slots, half, batch.lane_length, scaling, latent)
 
     def attend_chosen(
         self, query: Tensor, record: Tensor, chosen: Tensor, scaling: float, latent: int

@@ -22,15 +22,19 @@ def plan_of(found: Assignment, host_blocks: Tensor) -> MissPlan:
         found: what resolve returned for n lanes.
         host_blocks: [n, blocks] int64, as resolve was given it.
     """
-    lanes, top_k = found.slots.shape
-    count = torch.bincount(found.miss_lane, minlength=lanes)
+    count = torch.bincount(found.miss_lane, minlength=found.slots.shape[0])
+    source = host_blocks[found.miss_lane, found.miss_block]
+    return MissPlan(by_lane(source, found), by_lane(found.miss_slot, found), count.int())
+
+
+def by_lane(of_misses: Tensor, found: Assignment) -> Tensor:
+    """[lanes, top_k] int32: a number of each miss, lane by lane in the sequence of the selection; -1 pads."""
+    placed = torch.full_like(found.slots, -1)
+    count = torch.bincount(found.miss_lane, minlength=placed.shape[0])
     column = torch.arange(found.miss_lane.shape[0], device=count.device)
     column -= (count.cumsum(0) - count)[found.miss_lane]
-    source = torch.full((lanes, top_k), -1, dtype=torch.int32, device=count.device)
-    target = source.clone()
-    source[found.miss_lane, column] = host_blocks[found.miss_lane, found.miss_block].int()
-    target[found.miss_lane, column] = found.miss_slot.int()
-    return MissPlan(source, target, count.int())
+    placed[found.miss_lane, column] = of_misses.int()
+    return placed
 
 
 def fetches(plan: MissPlan) -> tuple[Tensor, Tensor]:

@@ -39,12 +39,20 @@ class MissPlan:
     count: Tensor  # [lanes] int32; the columns from there on mean nothing
 
 
+class Split(NamedTuple):
+    """A selection in two halves."""
+
+    hits: Tensor  # [L, top_k] int32, the selection with -1 for what is fetched; the open block is not
+    misses: Tensor  # [L, top_k] int32 blocks, each once, in the sequence of the plan's targets; -1 pads
+
+
 class Placement(NamedTuple):
     """Where a step's blocks lie in a layer's pool."""
 
     slots: Tensor  # [L, top_k] int32, -1 where nothing was selected
     open_slot: Tensor  # [L] int32
     plan: MissPlan | None = None  # what was fetched for it, where other layers will follow
+    split: Split | None = None  # where the fetches are left to others
 
 
 class StepKernels(Protocol):
@@ -64,7 +72,13 @@ class StepKernels(Protocol):
         """
 
     def resolve(
-        self, batch: DecodeBatch, layer: LayerStore, selected: Tensor, *, followed: bool = False
+        self,
+        batch: DecodeBatch,
+        layer: LayerStore,
+        selected: Tensor,
+        *,
+        followed: bool = False,
+        later: bool = False,
     ) -> Placement:
         """Make every selected block readable in the layer's pool, as DESIGN section 4 says.
 
@@ -74,6 +88,8 @@ class StepKernels(Protocol):
             selected: [L, top_k] int32 blocks, -1 = none.
             followed: write the placement's plan, too; where there is no arena, the plan is all that is done
                 for what misses, and whoever called brings the bytes.
+            later: fetch nothing, and wait for nothing; the placement has its plan, which whoever called
+                replays, and its split. What the plan names is counted as fetched.
         """
 
     def replay(self, layer: LayerStore, plan: MissPlan, *, ahead: bool = False) -> None:
@@ -133,6 +149,29 @@ class StepKernels(Protocol):
 
         Returns:
             [R, query heads, head_dim].
+        """
+
+    def attend_half(
+        self,
+        batch: DecodeBatch,
+        query: Tensor,
+        pool: Tensor,
+        slots: Tensor,
+        half: Tensor,
+        scaling: float,
+        *,
+        joined: bool,
+    ) -> Part:
+        """`attend` over one half of a split, as a part that merges with the other half's.
+
+        Args:
+            batch: the step's rows.
+            query: [R, query heads, head_dim].
+            pool: as `attend`'s.
+            slots: [L, top_k] int32, the placement's for hits, its plan's targets for misses.
+            half: [L, top_k] int32, the half's blocks in those slots, -1 = none; a lane may have none at all.
+            scaling: factor on q.k.
+            joined: work of another stream was joined just before.
         """
 
     def fill_bounds(self, bounds: Tensor, key: Tensor, block: Tensor, block_tokens: int) -> None:

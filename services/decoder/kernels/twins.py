@@ -5,6 +5,7 @@ Knows nothing of padding rows: a twin's batch has none.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from time import perf_counter_ns
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from services.decoder.kernels.append import append, make_records
 from services.decoder.kernels.attend import attend_slots
+from services.decoder.kernels.attend_half import attend_half, split_of
 from services.decoder.kernels.attend_part import Part, merge_parts
 from services.decoder.kernels.bounds import BlockBounds, append_bounds, fill_bounds
 from services.decoder.kernels.count import count
@@ -36,9 +38,20 @@ class Twins:
         return top_blocks(scores, batch.open_block, top_k).flatten(0, 1)
 
     def resolve(
-        self, batch: DecodeBatch, layer: LayerStore, selected: Tensor, *, followed: bool = False
+        self,
+        batch: DecodeBatch,
+        layer: LayerStore,
+        selected: Tensor,
+        *,
+        followed: bool = False,
+        later: bool = False,
     ) -> Placement:
-        """kernels/resolve.py, timed."""
+        """kernels/resolve.py, timed where it fetches."""
+        if later:
+            apart = replace(layer, arena=None)
+            found = resolve(apart, batch.lanes, selected, batch.lane_open_block, batch.host_blocks)
+            own_plan, split = plan_of(found, batch.host_blocks), split_of(found, selected)
+            return Placement(found.slots, found.open_slot, own_plan, split)
         begun = perf_counter_ns()
         found = resolve(layer, batch.lanes, selected, batch.lane_open_block, batch.host_blocks)
         layer.counters[Counter.NANOSECONDS] += perf_counter_ns() - begun
@@ -97,6 +110,20 @@ class Twins:
     ) -> Tensor:
         """kernels/attend.py."""
         return attend_slots(query, pool, slots, selected, batch.lane_length, scaling)
+
+    def attend_half(
+        self,
+        batch: DecodeBatch,
+        query: Tensor,
+        pool: Tensor,
+        slots: Tensor,
+        half: Tensor,
+        scaling: float,
+        *,
+        joined: bool,
+    ) -> Part:
+        """kernels/attend_half.py."""
+        return attend_half(query, pool, slots, half, batch.lane_length, scaling)
 
     def fill_bounds(self, bounds: Tensor, key: Tensor, block: Tensor, block_tokens: int) -> None:
         """kernels/bounds.py."""

@@ -94,6 +94,9 @@ class Full:
         """Pages are the same in all layers."""
         return anchor
 
+    def arrive(self, layer: int) -> None:
+        """Nothing is ever fetched."""
+
     def append(
         self,
         layer: int,

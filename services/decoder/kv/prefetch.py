@@ -1,4 +1,4 @@
-"""Fetches of layers whose misses are known before their turn: those that follow another one's choice.
+"""Fetches beside the computation: of layers that follow another choice, and of all where hits come first.
 
 Knows work and streams; neither plans nor bytes. A miss plan is exact, so nothing is fetched in vain, and the
 slots it fills are read by the layer itself alone: they may be filled as soon as the plan is there, because

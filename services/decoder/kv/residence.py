@@ -48,10 +48,19 @@ class Residence(Protocol):
         """
 
     def resolve(self, layer: int, batch: DecodeBatch, selected: Tensor) -> Placement:
-        """Make every selected block (`[lanes, top_k]` int32) readable in the layer's pool."""
+        """Make every selected block (`[lanes, top_k]` int32) readable in the layer's pool.
+
+        Where the placement has a split, its misses are readable behind `arrive`.
+        """
 
     def follow(self, layer: int, batch: DecodeBatch, selected: Tensor, anchor: Placement) -> Placement:
         """`resolve` in a layer that follows another one's choice, which was placed there in the same step."""
+
+    def arrive(self, layer: int) -> None:
+        """What is computed from now on comes behind every fetch of `layer` in this step.
+
+        Whoever got a placement with a split calls it, once, before the misses are read.
+        """
 
     def append(
         self,

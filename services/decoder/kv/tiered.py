@@ -6,6 +6,7 @@ Knows how the two are kept in step; which blocks are read is the selector's choi
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -40,11 +41,13 @@ class Tiered:
         path: ArenaPath,
         curve: MissCurve | None = None,
         prefetch: Prefetch | None = None,
+        hits_first: Prefetch | None = None,
     ) -> None:
         """Without an arena in reach, remote_tiered.py brings the bytes.
 
         `curve` is told what its layers choose; it reads every choice on the host, so only on a CPU. With
-        `prefetch`, layers that follow a choice get their misses as soon as it is placed.
+        `prefetch`, layers that follow a choice get their misses as soon as it is placed. With `hits_first`,
+        which is the same one where both are, no layer waits for its misses before `arrive`.
         """
         shape = hot.shape
         self.hot = hot
@@ -54,6 +57,7 @@ class Tiered:
         self._tables = tables
         self._path = path
         self._prefetch = prefetch
+        self._hits_first = hits_first
         device = tables.host_pages.device
         self.counters = torch.zeros(shape.layers, len(Counter), dtype=torch.int64, device=device)
         self._layers = [
@@ -65,6 +69,9 @@ class Tiered:
             )
             for layer in range(shape.layers)
         ]
+        # A resolve that leaves its fetches to a replay has counted them.
+        counted = torch.zeros_like(self.counters[0])
+        self._counted = [replace(store, counters=counted) for store in self._layers]
 
     def seat(self, row: int, tokens: int) -> None:
         """Let `row` use its hot slots, and load the filled part of its open block."""
@@ -99,16 +106,16 @@ class Tiered:
         if self.curve is not None and layer in self.curve.layers:
             self.curve.note(layer, self._choices(layer, batch, selected))
         followers = self._shape.followers(layer)
-        placement = self._kernels.resolve(batch, self._layers[layer], selected, followed=bool(followers))
-        if self._prefetch is not None and placement.plan is not None:
-            self._prefetch.start(
-                {
-                    follower: partial(
-                        self._kernels.replay, self._layers[follower], placement.plan, ahead=True
-                    )
-                    for follower in followers
-                }
-            )
+        later = self._hits_first is not None
+        placement = self._kernels.resolve(
+            batch, self._layers[layer], selected, followed=bool(followers), later=later
+        )
+        beside = self._hits_first or self._prefetch
+        if beside is not None and placement.plan is not None:
+            replay = partial(self._kernels.replay, ahead=True)
+            own = {layer: partial(replay, self._counted[layer], placement.plan)} if later else {}
+            ahead = followers if self._prefetch is not None else ()
+            beside.start(own | {each: partial(replay, self._layers[each], placement.plan) for each in ahead})
         return placement
 
     def _choices(self, layer: int, batch: DecodeBatch, selected: Tensor) -> Iterator[LaneChoice]:
@@ -123,11 +130,20 @@ class Tiered:
     def follow(self, layer: int, batch: DecodeBatch, selected: Tensor, anchor: Placement) -> Placement:
         """The anchor's slots, filled with this layer's bytes."""
         assert anchor.plan is not None, "a layer that is followed plans"
-        if self._prefetch is None:
+        if self._hits_first is not None:
+            if self._prefetch is None:
+                replay = partial(self._kernels.replay, self._layers[layer], anchor.plan, ahead=True)
+                self._hits_first.start({layer: replay})
+        elif self._prefetch is None:
             self._kernels.replay(self._layers[layer], anchor.plan)
         else:
             self._prefetch.wait(layer)
         return anchor
+
+    def arrive(self, layer: int) -> None:
+        """Where misses come beside the computation, wait for the layer's."""
+        if self._hits_first is not None:
+            self._hits_first.wait(layer)
 
     def append(
         self,

@@ -12,6 +12,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from services.decoder.kernels.decode_batch import DecodeBatch
 from services.decoder.kernels.gpu.card import Card
 from services.decoder.kernels.gpu.kernel import Kernel
 
@@ -49,6 +50,7 @@ class AttendShape:
     dtype: torch.dtype
     depth: int = 2  # tiles of 16 tokens that a warp has under way
     window: int = 0  # newest tokens of a row, of which all others are unseen; 0 = none are for that
+    overlaps: bool = True  # with the launch ahead, if that is all it comes behind
 
     @classmethod
     def fitting(
@@ -59,6 +61,7 @@ class AttendShape:
         dtype: torch.dtype,
         units: int,
         *,
+        overlaps: bool = True,
         card: Card | None = None,
     ) -> AttendShape:
         """The variant for `units` = rows * KV heads, with rings as long as the card has room for.
@@ -69,6 +72,7 @@ class AttendShape:
             block_tokens: likewise.
             dtype: likewise.
             units: of the batch, padding included.
+            overlaps: whether the launch may overlap with the one ahead.
             card: that is to run it; None = torch's current device.
 
         Raises:
@@ -77,7 +81,7 @@ class AttendShape:
         card = card or Card.current()
         dims = next(dims for most, dims in _DIMS_UNDER_WAY if units <= most)
         for depth in range(max(1, dims // head_dim), 0, -1):
-            shape = cls(head_dim, group_size, block_tokens, dtype, depth)
+            shape = cls(head_dim, group_size, block_tokens, dtype, depth, overlaps=overlaps)
             if shape.shared_bytes + _STATIC_BYTES <= card.shared_bytes:
                 return shape
         raise card.refusal(
@@ -122,7 +126,7 @@ class AttendShape:
             threads=32 * _WARPS,
             cluster=1,
             shared_bytes=self.shared_bytes,
-            overlaps=True,
+            overlaps=self.overlaps,
         )
 
     @cached_property
@@ -219,3 +223,45 @@ class AttendCall:
             raise ValueError("partial is too small for this many rows and splits")
         if self.splits > 1 and self.arrived.numel() < units:
             raise ValueError("arrived is too small for this many rows")
+
+
+def shape_for(
+    query: Tensor, pool: Tensor, lanes: int, batch: DecodeBatch, *, overlaps: bool = True
+) -> AttendShape:
+    """The variant for a batch of so many lanes."""
+    query_heads, head_dim = query.shape[1:]
+    heads = pool.shape[3]
+    group_size = query_heads // (batch.groups * heads)
+    sizes = (head_dim, group_size, batch.block_tokens, query.dtype, lanes * heads)
+    return AttendShape.fitting(*sizes, overlaps=overlaps)
+
+
+def attended(
+    shape: AttendShape,
+    batch: DecodeBatch,
+    query: Tensor,
+    pool: Tensor,
+    slots: Tensor,
+    selected: Tensor,
+    scaling: float,
+    arrived: Tensor,
+    lse: Tensor | None = None,
+) -> AttendCall:
+    """The call over a batch, its result still to be computed."""
+    splits = shape.splits(slots.shape[1])
+    workspace = AttendCall.workspace(shape, slots.shape[0] * pool.shape[3], splits)
+    return AttendCall(
+        query=query.contiguous(),
+        pool=pool,
+        slots=slots,
+        selected=selected,
+        length=batch.length,
+        real_rows=batch.real_rows,
+        out=torch.empty_like(query, memory_format=torch.contiguous_format),
+        partial=torch.empty(workspace, dtype=torch.float32, device=query.device),
+        arrived=arrived,
+        groups=batch.groups,
+        scaling=scaling,
+        splits=splits,
+        lse=lse,
+    )

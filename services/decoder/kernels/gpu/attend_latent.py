@@ -61,6 +61,7 @@ class AttendLatentShape:
     slices: int  # by a record's length, and by tokens
     split_tokens: int
     coded: bool = False  # records are kernels/record_code.py's, `dtype` is the query's
+    overlaps: bool = True  # with the launch ahead, if that is all it comes behind
 
     @classmethod
     def fitting(
@@ -142,7 +143,7 @@ class AttendLatentShape:
             threads=32 * self.warps,
             cluster=self.cluster,
             shared_bytes=self.shared_bytes,
-            overlaps=True,
+            overlaps=self.overlaps,
         )
 
 
@@ -156,6 +157,7 @@ class PlainLatentShape:
     dtype: torch.dtype
     most_tokens: int  # of a row's blocks together
     coded: bool = False  # as AttendLatentShape's
+    overlaps: bool = True  # as AttendLatentShape's
 
     head_tile: ClassVar[int] = 1
     cluster: ClassVar[int] = 1
@@ -185,7 +187,7 @@ class PlainLatentShape:
             threads=32 * _PLAIN_WARPS,
             cluster=1,
             shared_bytes=4 * self.most_tokens,
-            overlaps=True,
+            overlaps=self.overlaps,
         )
 
 

@@ -6,6 +6,7 @@ waits for the device or reads from it, so decode's calls may be captured in a CU
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
@@ -155,6 +156,28 @@ class GpuLatentKernels:
         rows = (batch.length, batch.real_rows)
         self._attend(shape, query, pool, slots, selected, *rows, out, None, scaling)
         return out
+
+    def attend_half(
+        self,
+        batch: DecodeBatch,
+        query: Tensor,
+        pool: Tensor,
+        slots: Tensor,
+        half: Tensor,
+        scaling: float,
+        latent: int,
+        *,
+        joined: bool,
+    ) -> Part:
+        """The same kernels; the part's `out` is of the query's dtype."""
+        shape = self._attend_shape(query, pool, slots.shape[1], latent, self._cluster)
+        if joined:
+            shape = self._same(replace(shape, overlaps=False))
+        heads = query.shape[:2]
+        part = Part(query.new_empty(*heads, latent), query.new_empty(heads, dtype=torch.float32))
+        rows = (batch.length, batch.real_rows)
+        self._attend(shape, query, pool, slots, half, *rows, part.out, part.lse, scaling)
+        return part
 
     def attend_chosen(
         self, query: Tensor, record: Tensor, chosen: Tensor, scaling: float, latent: int

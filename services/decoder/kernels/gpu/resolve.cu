@@ -26,7 +26,8 @@
 //
 // Compile-time: BLOCK_BYTES (multiple of 16), CLUSTER, THREADS (multiple of 32, at least 128), ID_TILES =
 // ceil(top_k / THREADS), HASH_SLOTS (power of two, >= 2 top_k), COPY_DEPTH, SPLIT (every thread block copies its
-// part of each record, not whole records), PARCEL_SLOTS (power of two), SWEEP, SKIP_IO (benchmark probe: no bytes move).
+// part of each record, not whole records), PARCEL_SLOTS (power of two), SWEEP, SKIP_IO (no bytes move: the plan is
+// replayed by another launch, or a benchmark probes).
 
 #include "fetch.cuh"
 
@@ -50,6 +51,8 @@ struct ResolveParams {
   i32* plan_source;         // out [rows * groups, top_k] block in the arena of each fetch; null = no plan wanted
   i32* plan_target;         // out [rows * groups, top_k] pool slot of each fetch
   i32* plan_count;          // out [rows * groups] fetches
+  i32* hits;                // out [rows * groups, top_k] the selection without what is fetched; null = not wanted
+  i32* misses;              // out [rows * groups, top_k] block of each fetch of the plan, -1 pads; where hits are wanted
   i32 top_k, groups, max_blocks, max_parcels, max_pages, blocks_per_page;
   i32 copy_threads;  // of a thread block; too many loads in flight thrash the address translation
 };
@@ -222,6 +225,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS) resolve(co
   // ---- look up
   const i32* selected = p.selected + (size_t)batch_lane * p.top_k;
   i32* out = p.slots + (size_t)batch_lane * p.top_k;
+  i32* resident = p.hits ? p.hits + (size_t)batch_lane * p.top_k : nullptr;
+  i32* coming = p.misses + (size_t)batch_lane * p.top_k;
+  const auto nothing_comes_from = [&](i32 first) {  // by the whole cluster
+    for (i32 j = first + rank * THREADS + thread; resident && j < p.top_k; j += CLUSTER * THREADS) coming[j] = -1;
+  };
   i32 ids[ID_TILES], held[ID_TILES], place[ID_TILES];
   for (i32 t = 0; t < ID_TILES; ++t) {
     const i32 j = (warp * ID_TILES + t) * 32 + lane_id;
@@ -229,7 +237,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS) resolve(co
   }
   const i32 opened = p.open_block[batch_row];
   if (padding) {  // the whole cluster leaves, nothing is touched
-    for (i32 j = rank * THREADS + thread; j < p.top_k; j += CLUSTER * THREADS) out[j] = -1;
+    for (i32 j = rank * THREADS + thread; j < p.top_k; j += CLUSTER * THREADS) {
+      out[j] = -1;
+      if (resident) resident[j] = -1;
+    }
+    nothing_comes_from(0);
     if (rank == 0 && thread == 0) {
       p.open_slot[batch_lane] = -1;
       if (p.plan_count) p.plan_count[batch_lane] = 0;
@@ -260,12 +272,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS) resolve(co
     i32 hits = 0;
     for (i32 t = 0; t < ID_TILES; ++t) {
       const i32 j = (warp * ID_TILES + t) * 32 + lane_id;
-      if (j < p.top_k && (t * WARPS + warp) % CLUSTER == rank) out[j] = held[t] >= 0 ? pooled_at(held[t]) : -1;
+      if (j < p.top_k && (t * WARPS + warp) % CLUSTER == rank) {
+        out[j] = held[t] >= 0 ? pooled_at(held[t]) : -1;
+        if (resident) resident[j] = ids[t];
+      }
       if (rank == 0) {
         const u32 bit = 1u << (held[t] & 31);
         hits += __syncthreads_count(held[t] >= 0 && !(atomicOr(&chosen_bits[held[t] >> 5], bit) & bit));
       }
     }
+    nothing_comes_from(0);
     if (rank == 0 && thread == 0) {
       p.open_slot[batch_lane] = pooled_at(open_held);
       if (p.plan_count) p.plan_count[batch_lane] = 0;
@@ -504,12 +520,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS) resolve(co
     const i32 j = (warp * ID_TILES + t) * 32 + lane_id;
     if (j >= p.top_k || (t * WARPS + warp) % CLUSTER != rank) continue;
     out[j] = held[t] >= 0 ? pooled_at(held[t]) : place[t] >= 0 ? given[hash_rank[place[t]]] : -1;
+    if (resident) resident[j] = place[t] >= 0 && ids[t] != opened ? -1 : ids[t];
     if (p.plan_count && leads[t] && ids[t] != opened) {
-      const i32 s = hash_rank[place[t]], at = batch_lane * p.top_k + s - (s > open_rank ? 1 : 0);
+      const i32 s = hash_rank[place[t]], rank_of_fetch = s - (s > open_rank ? 1 : 0);
+      const i32 at = batch_lane * p.top_k + rank_of_fetch;
       p.plan_source[at] = (i32)home_of(ids[t]);
       p.plan_target[at] = given[s];
+      if (resident) coming[rank_of_fetch] = ids[t];
     }
   }
+  nothing_comes_from(misses - (open_missing ? 1 : 0));
 
   // ---- copy
   for (i32 base = copier; base < total; base += COPY_DEPTH * p.copy_threads) {

@@ -15,7 +15,7 @@ from torch import Tensor
 from services.decoder.kernels.gpu.card import Card
 from services.decoder.kernels.gpu.kernel import Kernel
 from services.decoder.kernels.lru import LaneTables
-from services.decoder.kernels.step_kernels import MissPlan
+from services.decoder.kernels.step_kernels import MissPlan, Split
 
 _STATIC_BYTES = 3 * 1024
 """Of shared memory, that the kernel takes besides, and some to spare."""
@@ -37,7 +37,7 @@ class ResolveParams(ctypes.Structure):
             "selected", "open_block", "seats", "real_rows", "slots", "open_slot",
             "block_to_slot", "slot_to_block", "order", "parcels", "capacity",
             "host_pages", "arena", "pool", "counters", "waited_until",
-            "plan_source", "plan_target", "plan_count",
+            "plan_source", "plan_target", "plan_count", "hits", "misses",
         )),
         *((name, ctypes.c_int32) for name in (
             "top_k", "groups", "max_blocks", "max_parcels", "max_pages", "blocks_per_page",
@@ -214,10 +214,11 @@ class ResolveCall:
     blocks_per_page: int
     waited_until: Tensor | None = None  # [1] int64, shared by all layers; without it no time is counted
     plan: MissPlan | None = None  # out [rows * groups, ...], for layers that share the tables
+    split: Split | None = None  # out
 
     def launch(self, shape: ResolveShape) -> None:
         """Launch on torch's current stream."""
-        tables, plan = self.tables, self.plan
+        tables, plan, split = self.tables, self.plan, self.split
         parameters = ResolveParams(
             selected=self.selected.data_ptr(),
             open_block=self.open_block.data_ptr(),
@@ -238,6 +239,8 @@ class ResolveCall:
             plan_source=None if plan is None else plan.source.data_ptr(),
             plan_target=None if plan is None else plan.target.data_ptr(),
             plan_count=None if plan is None else plan.count.data_ptr(),
+            hits=None if split is None else split.hits.data_ptr(),
+            misses=None if split is None else split.misses.data_ptr(),
             top_k=shape.top_k,
             groups=self.groups,
             max_blocks=tables.block_to_slot.shape[1],
@@ -267,6 +270,12 @@ class ResolveCall:
                     raise ValueError(f"plan.{name} must be {list(self.selected.shape)}, as selected is")
             if self.plan.count.shape != self.selected.shape[:1]:
                 raise ValueError(f"plan.count must be [{self.selected.shape[0]}]")
+        if self.split is not None:
+            named |= {"split.hits": self.split.hits, "split.misses": self.split.misses}
+            if self.plan is None:
+                raise ValueError("a split needs a plan: its misses stand as the plan's fetches do")
+            if not self.split.hits.shape == self.split.misses.shape == self.selected.shape:
+                raise ValueError(f"both halves of split must be {list(self.selected.shape)}, as selected is")
         for name, tensor in named.items():
             if tensor.dtype != torch.int32 or not tensor.is_contiguous() or tensor.device.type != "cuda":
                 raise ValueError(f"{name} must be a contiguous int32 tensor on the GPU, is {tensor.dtype}")

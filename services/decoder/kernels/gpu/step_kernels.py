@@ -15,7 +15,7 @@ from services.decoder.kernels.attend_part import Part
 from services.decoder.kernels.bounds import BlockBounds
 from services.decoder.kernels.decode_batch import DecodeBatch
 from services.decoder.kernels.gpu.append import AppendCall, AppendShape
-from services.decoder.kernels.gpu.attend import AttendCall, AttendShape
+from services.decoder.kernels.gpu.attend import attended, shape_for
 from services.decoder.kernels.gpu.fill_bounds import FillBoundsCall, FillBoundsShape
 from services.decoder.kernels.gpu.gather_pages import GatherPagesCall, GatherPagesShape
 from services.decoder.kernels.gpu.locate import LocateCall, LocateShape
@@ -24,7 +24,7 @@ from services.decoder.kernels.gpu.replay import ReplayCall, ReplayShape
 from services.decoder.kernels.gpu.resolve import ResolveCall, ResolveShape
 from services.decoder.kernels.gpu.select import SelectCall, SelectShape
 from services.decoder.kernels.gpu.write_run import WriteRunCall, WriteRunShape
-from services.decoder.kernels.step_kernels import LayerStore, MissPlan, Placement
+from services.decoder.kernels.step_kernels import LayerStore, MissPlan, Placement, Split
 
 _Shape = TypeVar("_Shape")
 
@@ -47,7 +47,7 @@ class GpuKernels:
         self._attend_arrived = torch.zeros(rows * kv_heads, dtype=torch.int32, device=device)
         self._waited_until = torch.zeros(1, dtype=torch.int64, device=device)  # of all layers: one clock
         self._known: dict[object, object] = {}
-        self._fitting: dict[tuple[int, int, int, int, int], ResolveShape] = {}
+        self._fitting: dict[tuple[int, int, int, int, int, bool], ResolveShape] = {}
 
     def select(self, batch: DecodeBatch, bounds: Tensor, query: Tensor, top_k: int) -> Tensor:
         """kernels/gpu/select.cu; ascending, where the twin puts the best first."""
@@ -82,20 +82,31 @@ class GpuKernels:
         return call.selected
 
     def resolve(
-        self, batch: DecodeBatch, layer: LayerStore, selected: Tensor, *, followed: bool = False
+        self,
+        batch: DecodeBatch,
+        layer: LayerStore,
+        selected: Tensor,
+        *,
+        followed: bool = False,
+        later: bool = False,
     ) -> Placement:
         """kernels/gpu/resolve.cu, with the widest clusters that all run at once."""
         lanes, top_k = selected.shape
         block_bytes = layer.pool.shape[1] * layer.pool.element_size()
-        key = (block_bytes, top_k, layer.tables.parcels.shape[1], layer.tables.parcel_slots, lanes)
-        shape = self._fitting.get(key)
+        skip_io = self._skip_io or later
+        sizes = (block_bytes, top_k, layer.tables.parcels.shape[1], layer.tables.parcel_slots, lanes)
+        shape = self._fitting.get((*sizes, skip_io))
         if shape is None:
-            shape = self._fitting[key] = self._same(ResolveShape.fitting(*key, skip_io=self._skip_io))
+            shape = self._same(ResolveShape.fitting(*sizes, skip_io=skip_io))
+            self._fitting[(*sizes, skip_io)] = shape
         placement = _placement(selected)
-        if followed:
+        if followed or later:
             count = torch.empty_like(placement.open_slot)
             plan = MissPlan(torch.empty_like(selected), torch.empty_like(selected), count)
             placement = placement._replace(plan=plan)
+        if later:
+            split = Split(torch.empty_like(selected), torch.empty_like(selected))
+            placement = placement._replace(split=split)
         call = ResolveCall(
             tables=layer.tables,
             selected=selected,
@@ -110,8 +121,9 @@ class GpuKernels:
             open_slot=placement.open_slot,
             groups=batch.groups,
             blocks_per_page=batch.blocks_per_page,
-            waited_until=self._waited_until,
+            waited_until=None if later else self._waited_until,
             plan=placement.plan,
+            split=placement.split,
         )
         call.check(shape)
         call.launch(shape)
@@ -193,36 +205,30 @@ class GpuKernels:
         self, batch: DecodeBatch, query: Tensor, pool: Tensor, slots: Tensor, selected: Tensor, scaling: float
     ) -> Tensor:
         """kernels/gpu/attend.cu."""
-        query_heads, head_dim = query.shape[1:]
-        heads = pool.shape[3]
-        shape = self._same(
-            AttendShape.fitting(
-                head_dim,
-                query_heads // (batch.groups * heads),
-                batch.block_tokens,
-                query.dtype,
-                slots.shape[0] * heads,
-            )
-        )
-        splits = shape.splits(slots.shape[1])
-        workspace = AttendCall.workspace(shape, slots.shape[0] * heads, splits)
-        call = AttendCall(
-            query=query.contiguous(),
-            pool=pool,
-            slots=slots,
-            selected=selected,
-            length=batch.length,
-            real_rows=batch.real_rows,
-            out=torch.empty_like(query, memory_format=torch.contiguous_format),
-            partial=torch.empty(workspace, dtype=torch.float32, device=query.device),
-            arrived=self._attend_arrived,
-            groups=batch.groups,
-            scaling=scaling,
-            splits=splits,
-        )
+        shape = self._same(shape_for(query, pool, slots.shape[0], batch))
+        call = attended(shape, batch, query, pool, slots, selected, scaling, self._attend_arrived)
         call.check(shape)
         call.launch(shape)
         return call.out
+
+    def attend_half(
+        self,
+        batch: DecodeBatch,
+        query: Tensor,
+        pool: Tensor,
+        slots: Tensor,
+        half: Tensor,
+        scaling: float,
+        *,
+        joined: bool,
+    ) -> Part:
+        """kernels/gpu/attend.cu; the part's `out` is of the query's dtype."""
+        lse = query.new_empty(query.shape[:2], dtype=torch.float32)
+        shape = self._same(shape_for(query, pool, slots.shape[0], batch, overlaps=not joined))
+        call = attended(shape, batch, query, pool, slots, half, scaling, self._attend_arrived, lse)
+        call.check(shape)
+        call.launch(shape)
+        return Part(call.out, lse)
 
     def fill_bounds(self, bounds: Tensor, key: Tensor, block: Tensor, block_tokens: int) -> None:
         """kernels/gpu/fill_bounds.cu."""
