@@ -234,6 +234,43 @@ def test_a_store_that_hangs_answers_late_and_once(store: KvStore) -> None:
         check_books(store, mine, held[3:] + taken + left)
 
 
+@pytest.mark.parametrize("restarts", [False, True], ids=["it answers late", "it is restarted"])
+def test_a_page_that_others_hold_too_is_given_back_once(
+    store: KvStore, keep: Keeper, monkeypatch: pytest.MonkeyPatch, restarts: bool
+) -> None:
+    """Two hold it, one lets go, and the answer does not come; attaches that fail change nothing of that."""
+    with session(store.address) as mine:
+        attach(mine)
+        pages = mine.exchange([], 1)
+        assert pages is not None
+        assert mine.exchange([], 0, [SealOrder(pages[0], bytes(16), None)]) == []
+        assert mine.match([bytes(16)]) == pages
+        store.send(signal.SIGSTOP)
+        with pytest.raises(Unavailable):
+            mine.exchange(pages, 0)
+        with monkeypatch.context() as patch:
+            patch.setattr(StoreClient, "attach", nobody_there)
+            if restarts:
+                store.end(signal.SIGKILL)
+                store = keep(store.again())
+                for _ in range(3):
+                    with pytest.raises(Unavailable):
+                        mine.exchange(pages, 1)
+            else:
+                store.send(signal.SIGCONT)
+        taken = patiently(mine, pages, 1)
+        assert mine.exchange(taken, 0) == []
+        assert (mine.held, store.stats().sealed_pages, store.stats().cached_pages) == (1, 1, 0)
+        assert mine.exchange(pages, 0) == [], "the other one"
+        assert mine.held == 0
+        # A restarted store keeps what is sealed for a while, for whoever may claim it.
+        assert store.stats().cached_pages == (0 if restarts else 1)
+
+
+def nobody_there(client: StoreClient, request: pb.AttachRequest) -> pb.AttachReply:
+    raise Unavailable("not now")
+
+
 def lost(
     call: Callable[[StoreClient, pb.MatchRequest], pb.MatchReply],
 ) -> Callable[[StoreClient, pb.MatchRequest], pb.MatchReply]:

@@ -18,6 +18,7 @@ class HeldPages:
         self._held: Counter[HostPage] = Counter()
         self._sealed: set[HostPage] = set()
         self._lives: dict[int, int] = {}  # a page's latest generation here
+        self._late: Counter[HostPage] = Counter()  # gone, and whoever gave them will give them again
 
     @property
     def count(self) -> int:
@@ -38,10 +39,21 @@ class HeldPages:
         """The generation in which each page was taken last; 0, which no page is taken in, of others."""
         return [self._lives.get(page, 0) for page in pages]
 
-    def let_go(self, pages: Iterable[HostPage]) -> None:
-        """One less of each."""
-        self._held -= Counter(pages)
+    def let_go(self, pages: Iterable[HostPage], *, late: bool) -> None:
+        """One less of each; `late`, whoever gave them was told that nothing had happened."""
+        gone = Counter(pages)
+        self._held -= gone
         self._sealed &= self._held.keys()
+        if late:
+            self._late += gone
+
+    def still_here(self, pages: Iterable[HostPage]) -> list[HostPage]:
+        """References that are given, perhaps not for the first time: without those that went late."""
+        return list((Counter(pages) - self._late).elements())
+
+    def told(self, pages: Iterable[HostPage]) -> None:
+        """Whoever gave them knows by now that they have gone."""
+        self._late -= Counter(pages)
 
     def note_sealed(self, pages: Iterable[HostPage]) -> None:
         """They are sealed now."""
@@ -50,10 +62,6 @@ class HeldPages:
     def only_sealed(self, pages: Iterable[HostPage]) -> None:
         """These are sealed, and no others."""
         self._sealed = set(pages)
-
-    def held_of(self, pages: Iterable[HostPage]) -> list[HostPage]:
-        """Those of `pages` that are held, no page more often than it is."""
-        return list((Counter(pages) & self._held).elements())
 
     def possible(self, seals: Sequence[SealOrder]) -> list[SealOrder]:
         """Those of pages that are held, not sealed yet, and whose parent is; a restart may have cost it."""

@@ -192,20 +192,21 @@ class StoreSession:
         """
         with self._lock:
             self._settle()
-            give = self._held.held_of(give)  # the others went with an answer that came late
+            left = self._held.still_here(give)  # the others went with an answer that came late
             sealing = self._held.possible(seals)
             lacking = max(0, want - len(self._stash))
-            if give or sealing or lacking:
+            if left or sealing or lacking:
                 self._sequence += 1
                 self._unanswered = pb.UpdateRequest(
                     session_id=self._reply.session_id,
                     epoch=self._reply.epoch,
                     sequence=self._sequence,
-                    releases=to_wire(give),
+                    releases=to_wire(left),
                     seals=seals_to_wire(sealing, with_tokens=self._reply.wants_tokens),
                     allocate_pages=lacking,
                 )
-                self._settle()
+                self._settle(late=False)
+            self._held.told(give)
             if want > len(self._stash):
                 return None
             pages, self._stash = self._stash[:want], self._stash[want:]
@@ -227,8 +228,8 @@ class StoreSession:
                 self._seat.release()
         self._store.close()
 
-    def _settle(self) -> None:
-        """Get the answer to the last update, sending it again if it never came."""
+    def _settle(self, *, late: bool = True) -> None:
+        """Get the answer to the last update, sending it again if none came; `late`, its caller has gone."""
         if self._doubtful:
             self._take_up_again()  # which tells the store what we hold, so that it drops what else it pinned
         request = self._unanswered
@@ -246,7 +247,7 @@ class StoreSession:
             raise Unavailable(f"kvstore gives no pages: {error}") from error
         self._unanswered = None
         self._free = reply.free_pages + reply.cached_pages
-        self._held.let_go(from_wire(request.releases))
+        self._held.let_go(from_wire(request.releases), late=late)
         self._held.note_sealed(from_wire(request.seals.pages))
         taken = from_wire(reply.pages)
         self._held.take(taken)
@@ -276,15 +277,14 @@ class StoreSession:
 
     def _take_up_again(self) -> None:
         """Attach with the same token, after the store was restarted."""
-        lost = self._unanswered
+        lost, self._unanswered = self._unanswered, None
         if lost is not None:
             # Whether or not the old store did what this asked, what it was to release and what it may have
             # allocated come back with the attach, for we claim neither.
-            self._held.let_go(from_wire(lost.releases))
+            self._held.let_go(from_wire(lost.releases), late=True)
         self._request.held_pages.CopyFrom(to_wire(self._held.references()))
         self._reply = reply = self._claim()
         self._sequence = 0
-        self._unanswered = None
         self._doubtful = False
         self._held.only_sealed(marked(self._request.held_pages, reply.sealed_held))
         _log.info("session_taken_up epoch=%d pages=%d", reply.epoch, self.held)
