@@ -85,7 +85,7 @@ class DataPlane:
         if settings.peer_addresses or settings.etcd_addresses:
             if self.transport == "off":
                 raise SetupError(
-                    "--peers and --etcd need a --data-transport: tcp, ucx, or mapped on one node"
+                    "--peers and --etcd need a --data-transport: tcp, ucx, nixl, or mapped on one node"
                 )
             name = f"store-{secrets.token_hex(4)}"
             links = PeerLinks(lambda address: PeerLink(address, name, security), settings.peer_addresses)

@@ -91,7 +91,8 @@ class Peers:
 
     async def close(self) -> None:
         """Wait for what is under way, which its deadline bounds, and hang up."""
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        while self._tasks:  # those that end may begin others
+            await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._in_thread(self._fetcher.close)
         self._thread.shutdown()
         await self._links.close()

@@ -118,6 +118,8 @@ class FakeEngine(pb_grpc.EngineServicer):
             arena_registered_bytes=4096,
             arena_pages=7,
             hits_first=self._settings.hits_first,
+            record_dtype=self._settings.record_dtype,
+            index_dtype=self._settings.index_dtype,
         )
 
     def Submit(self, request: pb.SubmitRequest, context: grpc.ServicerContext) -> pb.SubmitReply:

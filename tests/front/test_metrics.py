@@ -80,6 +80,14 @@ def test_an_engine_whose_answers_depend_on_what_is_resident_says_so(
         assert told.startswith("hits_first_")
 
 
+def test_records_that_are_rounded_change_the_fingerprint(front: LiveFront, default_model: Path) -> None:
+    prints = [front.complete(max_tokens=1).json()["system_fingerprint"]]
+    for flag in ("--record-dtype=float8", "--index-dtype=float8"):
+        with live_front(default_model, flag) as other:
+            prints.append(other.complete(max_tokens=1).json()["system_fingerprint"])
+    assert len(set(prints)) == 3
+
+
 def test_the_stores_metrics_are_listed(tmp_path: Path) -> None:
     with (
         tempfile.TemporaryDirectory(dir="/dev/shm", prefix="hotset-test-") as memory,
@@ -138,8 +146,8 @@ def test_requests_are_counted_and_timed(front: LiveFront) -> None:
     between = grew('hotset_inter_token_seconds_sum{engine="0"}')
     each = grew('hotset_time_per_output_token_seconds_sum{engine="0"}')
     assert 2 * 0.2 < whole < 2 * took, "two choices at once, then one; the client's clock ran all the while"
-    assert 2 * 0.15 < between < whole - first + 0.001
-    assert 2 * 0.05 < each < between
+    assert 2 * 0.2 < first + between < whole + 0.001, "a late first token leaves less between it and the last"
+    assert between / 3 <= each < between
     assert grew('hotset_generation_tokens_total{engine="0"}') == 4 + 4 + 2
     route = 'path="/v1/chat/completions"'
     assert grew(f'hotset_http_requests_total{{method="POST",{route},status="200"}}') == 2

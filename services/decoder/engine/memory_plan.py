@@ -143,7 +143,7 @@ class MemoryPlan:
             sampling_bytes=DeviceSampler.device_bytes(settings.max_rows, spec.vocab_size)
             if device.type == "cuda"
             else 0,
-            score_bytes=_score_bytes(settings, shape, shape.pages_for(longest), device),
+            score_bytes=_score_bytes(settings, spec, shape, shape.pages_for(longest), device),
             step_tokens=settings.step_tokens(device.type),
             window_bytes=_window_bytes(settings, shape, device),
             hot_classes=(),
@@ -262,11 +262,24 @@ class MemoryPlan:
         return f"{total:,} tokens; a row {least:,} to {most:,}"
 
 
-def _score_bytes(settings: DecoderSettings, shape: KvShape, pages: int, device: torch.device) -> int:
-    """Room for the scores of a model that chooses by itself: of tokens, or of the blocks of each group."""
+def _score_bytes(
+    settings: DecoderSettings, spec: ModelSpec, shape: KvShape, pages: int, device: torch.device
+) -> int:
+    """Room for the scores of a model that chooses by itself: of tokens, or of the blocks of each group.
+
+    NSA's come with a copy of all rows' entries, over the longest row, in float32 (attend_entries.py).
+    """
     if device.type != "cuda" or not shape.index_dim:
         return 0
-    return 4 * score_elements(settings.max_rows * shape.groups, pages * shape.blocks_per_page)
+    rows = settings.max_rows
+    scores = 4 * score_elements(rows * shape.groups, pages * shape.blocks_per_page)
+    if settings.selector != "nsa":
+        return scores
+    elements = rows * pages * shape.index_elements
+    entries = elements // (2 * shape.kv_heads * shape.head_dim)
+    # As they lie, in float32, and the values without those that are not seen; the shares of every query head,
+    # and two steps on the way to them.
+    return scores + elements * (shape.entry_dtype.itemsize + 4 + 2) + entries * spec.query_heads * 3 * 4
 
 
 def _window_bytes(settings: DecoderSettings, shape: KvShape, device: torch.device) -> int:

@@ -93,12 +93,15 @@ def warm_up_block_prefill(
         start = blocks.top_k * shape.block_tokens
         pages = torch.zeros(shape.pages_for(start + 1), dtype=torch.int32, device=device)
         block_kernels.rank(pages, start, keys, keys.new_zeros(1, shape.groups, key[3]), blocks.top_k)
-    query = torch.zeros(2, spec.query_heads, shape.head_dim, dtype=shape.dtype, device=device)
-    own = query.new_zeros(2, shape.kv_heads, shape.head_dim)
-    chosen = torch.zeros(2, shape.groups, blocks.top_k, dtype=torch.int32, device=device)
-    for window in {0, blocks.window_tokens}:
-        sight = Sight(0, chosen, shape.block_tokens, window)
-        part = block_kernels.attend_chosen(query, own, own, 0, sight, 1.0)
+    most = torch.zeros(plan.step_tokens, spec.query_heads, shape.head_dim, dtype=shape.dtype, device=device)
+    # How many tokens a chunk has decides which variant attends.
+    for tokens in [*(2**n for n in range(plan.step_tokens.bit_length())), plan.step_tokens]:
+        query = most[:tokens]
+        own = query.new_zeros(tokens, shape.kv_heads, shape.head_dim)
+        chosen = torch.zeros(tokens, shape.groups, blocks.top_k, dtype=torch.int32, device=device)
+        for window in {0, blocks.window_tokens}:
+            sight = Sight(0, chosen, shape.block_tokens, window)
+            part = block_kernels.attend_chosen(query, own, own, 0, sight, 1.0)
         for out in (torch.float32, query.dtype):
             kernels.merge_parts(kernels.merge_parts(part, part, torch.float32), part, out)
             kernels.merge_parts(part, part, out)

@@ -91,6 +91,8 @@ class EngineServicer(pb_grpc.EngineServicer):
             kv_mode=settings.kv_mode,
             probe_no_io=settings.probe_no_io,
             hits_first=settings.hits_first,
+            record_dtype=settings.record_dtype,
+            index_dtype=settings.index_dtype,
             dtype=str(served.plan.shape.dtype).removeprefix("torch."),
             device=served.device,
             max_rows=settings.max_rows,

@@ -103,12 +103,13 @@ async def respond(
     generation.check_length()
     record.answer_id = generation.answer_id
     front.running.check_open()
-    if front.role.node is not None:
+    if front.role.node is not None and not generation.plan.logprobs.prompt:  # whose prompts are never found
         tenant = tenant_of(request)
         reading = front.role.node.read(
             generation.prompts,
             request.headers.get("authorization"),
             generation.plan.cache_salt.removeprefix(tenant).decode(),
+            generation.plan.priority,
         )
         try:
             await unless_client_leaves(request.receive, front.running.before(reading))

@@ -41,7 +41,7 @@ class PrefillNode:
         self._trusted = ssl.create_default_context()  # made once: it reads some hundred certificates
 
     async def read(
-        self, prompts: Sequence[Sequence[int]], authorization: str | None, cache_salt: str
+        self, prompts: Sequence[Sequence[int]], authorization: str | None, cache_salt: str, priority: int = 0
     ) -> None:
         """Have it compute the long ones of `prompts`. Raises nothing: what fails is logged.
 
@@ -51,6 +51,7 @@ class PrefillNode:
             prompts: token ids of each.
             authorization: the client's header; it says whose pages they are, there as here.
             cache_salt: as the client sent it.
+            priority: likewise.
         """
         long = [list(prompt) for prompt in prompts if len(prompt) > self._page_tokens]
         if not long or time.monotonic() < self._rests_until:
@@ -58,6 +59,8 @@ class PrefillNode:
         body = {"model": self._model, "prompt": long, "max_tokens": 1, "temperature": 0}
         if cache_salt:
             body["cache_salt"] = cache_salt
+        if priority:
+            body["priority"] = priority
         headers = {} if authorization is None else {"authorization": authorization}
         begun = time.monotonic()
         try:

@@ -70,13 +70,13 @@ class Running:
             self._left()
 
     async def drain(self, seconds: float) -> None:
-        """Let nothing new in; wait for the rest, and cut it short after `seconds`."""
+        """Let nothing new in; wait for the answers that have begun, and cut them short after `seconds`."""
         self.draining = True
+        self._cut.set()
         try:
             async with asyncio.timeout(seconds):
                 await self._empty.wait()
         except TimeoutError:
-            self._cut.set()
             for answer in self._answers:
                 answer.interrupt()
 

@@ -82,7 +82,8 @@ class FrontState:
 
     def fingerprint(self, engine: engine_pb2.EngineDescription) -> str:
         """Changes with whatever may change the answer to the same seed."""
-        parts = (version(), self.model, engine.kv_mode, engine.dtype, engine.device.split(":")[0])
+        device, kept = engine.device.split(":")[0], (engine.record_dtype, engine.index_dtype)
+        parts = (version(), self.model, engine.kv_mode, engine.dtype, device, *kept)
         kind = "probe_no_io_" if engine.probe_no_io else "hits_first_" if engine.hits_first else "fp_"
         return kind + hashlib.blake2b("\n".join(parts).encode(), digest_size=6).hexdigest()
 
