@@ -48,8 +48,8 @@ class HeldPages:
             self._late += gone
 
     def still_here(self, pages: Iterable[HostPage]) -> list[HostPage]:
-        """References that are given, perhaps not for the first time: without those that went late."""
-        return list((Counter(pages) - self._late).elements())
+        """Of references that are given, perhaps not for the first time, those that have not gone."""
+        return list(((Counter(pages) - self._late) & self._held).elements())
 
     def told(self, pages: Iterable[HostPage]) -> None:
         """Whoever gave them knows by now that they have gone."""
