@@ -222,6 +222,7 @@ class FakeEngine(pb_grpc.EngineServicer):
             elif events == orders.die_after and obeys:
                 while len(self._running) < orders.company:
                     time.sleep(0.01)
+                time.sleep(orders.pause)  # the last one is told that it was taken
                 os.kill(os.getpid(), signal.SIGKILL)
             elif events == orders.cut_after and obeys:
                 self._cut = True

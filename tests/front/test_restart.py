@@ -218,10 +218,12 @@ def test_a_request_that_ends_engines_ends_and_those_that_wait_go_on(
     default_model: Path, die_after: int
 ) -> None:
     with live_front(default_model, "--max-rows=1") as front, ThreadPoolExecutor() as pool:
-        fatal = pool.submit(front.chat, cache_salt=orders(die_after=die_after, company=3))
+        fatal = pool.submit(front.chat, cache_salt=orders(die_after=die_after, company=3, pause=0.3))
         until(lambda: front.noted("submit"), "it to run")
         others = [
-            pool.submit(front.chat, max_tokens=3, cache_salt=orders(hold=True, lives=2)) for _ in range(2)
+            # Behind it in every life, in whatever order they are handed over.
+            pool.submit(front.chat, max_tokens=3, priority=1, cache_salt=orders(hold=True, lives=2))
+            for _ in range(2)
         ]
         response = fatal.result()
         assert response.status_code == 500
