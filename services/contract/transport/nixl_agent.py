@@ -131,7 +131,7 @@ class NixlAgent:
         """Let go of a read; False where it goes on, so that its memory is nixl's until `close`."""
         try:
             self._agent.releaseXferReq(number)
-        except Exception:  # noqa: BLE001  # as above; it cannot be ended, and goes with the agent
+        except Exception:  # noqa: BLE001  # no common root; a read that cannot be ended goes with the agent
             return False
         return True
 

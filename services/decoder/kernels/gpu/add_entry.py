@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from services.decoder.kernels.gpu.kernel import Kernel
+from services.decoder.kernels.gpu.new_tokens import check_new_tokens
 
 _ELEMENTS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _THREADS = 128
@@ -89,17 +90,10 @@ class AddEntryCall:
         Raises:
             ValueError: a shape, dtype or layout that is off, by name.
         """
+        check_new_tokens(self)
         rows = self.seats.shape[0]
-        for name in ("seats", "length", "real_rows", "host_pages", "device_pages"):
-            tensor: Tensor = getattr(self, name)
-            if tensor.dtype != torch.int32 or not tensor.is_contiguous():
-                raise ValueError(f"{name} must be contiguous int32, is {tensor.dtype}")
-        if self.length.shape != (rows,) or self.real_rows.shape != (1,):
-            raise ValueError(f"length must be [{rows}], real_rows [1]")
-        if self.host_pages.shape != self.device_pages.shape:
-            raise ValueError("host_pages and device_pages must have one shape")
         for name, count in (("added", rows), ("device", self.device.shape[0])):
-            tensor = getattr(self, name)
+            tensor: Tensor = getattr(self, name)
             if tensor.shape != (count, shape.entry) or tensor.dtype != shape.dtype:
                 raise ValueError(f"{name} must be {shape.dtype} [{count}, {shape.entry}]")
             if not tensor.is_contiguous() or tensor.data_ptr() % 16:

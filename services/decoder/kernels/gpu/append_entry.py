@@ -9,10 +9,10 @@ import ctypes
 from dataclasses import dataclass
 from functools import cached_property
 
-import torch
 from torch import Tensor
 
 from services.decoder.kernels.gpu.kernel import Kernel
+from services.decoder.kernels.gpu.new_tokens import check_new_tokens
 
 _THREADS = 128
 
@@ -86,17 +86,10 @@ class AppendEntryCall:
         Raises:
             ValueError: a shape, dtype or layout that is off, by name.
         """
+        check_new_tokens(self)
         rows = self.seats.shape[0]
-        for name in ("seats", "length", "real_rows", "host_pages", "device_pages"):
-            tensor: Tensor = getattr(self, name)
-            if tensor.dtype != torch.int32 or not tensor.is_contiguous():
-                raise ValueError(f"{name} must be contiguous int32, is {tensor.dtype}")
-        if self.length.shape != (rows,) or self.real_rows.shape != (1,):
-            raise ValueError(f"length must be [{rows}], real_rows [1]")
-        if self.host_pages.shape != self.device_pages.shape:
-            raise ValueError("host_pages and device_pages must have one shape")
         for name in ("key", "device"):
-            tensor = getattr(self, name)
+            tensor: Tensor = getattr(self, name)
             if tensor.shape[1] * tensor.element_size() != shape.entry_bytes or not tensor.is_contiguous():
                 raise ValueError(f"{name} must be contiguous entries of {shape.entry_bytes} bytes")
             if tensor.data_ptr() % 16:
