@@ -23,7 +23,7 @@ import gc
 import json
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -156,14 +156,14 @@ def sum_name(model: str, context: int, record_dtype: str) -> str:
 
 def run(
     name: str, contexts: list[int], modes: list[str], dtypes: Mapping[str, str]
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """One model's lines, and what each context comes to; `dtypes` are settings of index keys and records."""
+) -> Iterator[tuple[list[dict[str, Any]], dict[str, Any]]]:
+    """One model's lines, and what they come to, context by context; `dtypes` are settings of index keys and
+    records.
+    """
     device, dtype = torch.device("cuda:0"), torch.bfloat16
     config, whole = slice_config(name), whole_config(name)
     spec = synthetic_spec(config)
     model = CausalLM(spec, dtype, device, model=random_weights(spec, dtype, device, 0))
-    rows: list[dict[str, Any]] = []
-    sums: dict[str, Any] = {}
     total = torch.cuda.get_device_properties(device).total_memory
     steps = MOST_LEVELS * (WARM_STEPS + STEPS) + 8
     for context in contexts:
@@ -184,6 +184,7 @@ def run(
         chosen = choices(most, context, config.index_topk - 1, steps, device)
         lines = []
         for case in cases:
+            begun = time.perf_counter()
             engine = engine_in_mid_answer(
                 model,
                 Trace(chosen[:, : case.levels[0]].contiguous(), context),
@@ -193,15 +194,14 @@ def run(
                 changes={**settings_of(case, memory), **dtypes},
             )
             lines += measured(engine, case)
+            print(f"{case.mode} {case.capacity}: {time.perf_counter() - begun:.0f} s", flush=True)
             del engine
             gc.collect()
             torch.cuda.empty_cache()
         for line in compared(lines):
             line |= {"model": name, "context": context, **dtypes}
             print("  ".join(f"{key}={_short(value)}" for key, value in line.items()), flush=True)
-            rows.append(line)
-        sums[sum_name(name, context, dtypes["record_dtype"])] = summary(lines)
-    return rows, sums
+        yield lines, {sum_name(name, context, dtypes["record_dtype"]): summary(lines)}
 
 
 def _short(value: object) -> str:
@@ -222,14 +222,14 @@ def main() -> None:
     known: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {"rows": [], "sums": {}}
     for name in wanted.models.split(","):
         dtypes = {"index_dtype": wanted.index_dtype, "record_dtype": wanted.record_dtype}
-        rows, sums = run(name, contexts, wanted.modes.split(","), dtypes)
-        known = {"rows": merged(known["rows"], rows), "sums": known["sums"] | sums}
+        note = "one GPU, which has the host link to itself; bf16 weights, and records where lines say auto"
+        for rows, sums in run(name, contexts, wanted.modes.split(","), dtypes):
+            known = {"rows": merged(known["rows"], rows), "sums": known["sums"] | sums}
+            report.write("glm_slice", {**report.gpu(), "note": note, **known})
         for (model, context), goal in GOALS.items():
             found = known["sums"].get(sum_name(model, context, "auto"), {}).get("sync_over_full")
             if model == name and found is not None:
                 print(f"{model}_{context}_over_full={found:.2f} goal={goal}")
-        note = "one GPU, which has the host link to itself; bf16 weights, and records where lines say auto"
-        report.write("glm_slice", {**report.gpu(), "note": note, **known})
         gc.collect()
         torch.cuda.empty_cache()
 

@@ -61,6 +61,7 @@ def milliseconds(model: CausalLM, batch: int, device: torch.device) -> float:
 def captured(work: Callable[[], object]) -> torch.cuda.CUDAGraph:
     """`work` as a graph, after it has run once beside it."""
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         work()
     torch.cuda.synchronize()

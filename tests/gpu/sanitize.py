@@ -47,11 +47,16 @@ BF16, FP32 = torch.bfloat16, torch.float32
 def resolve_and_replay() -> None:
     for case in CASES:
         rig = Rig(case, disturbed=False)
-        follower = Follower(rig)
         for step in range(case.steps):
-            follower.step()
+            rig.step()
             if step == 2:
                 rig.resize()
+        rig.agree()
+        rig.close()
+        rig = Rig(case, disturbed=False)
+        follower = Follower(rig)
+        for _ in range(case.steps):
+            follower.step()
         rig.agree()
         assert not bool(follower.wrong)
         follower.close()

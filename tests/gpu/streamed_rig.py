@@ -26,8 +26,9 @@ PAGES = 50
 LONG = 200_000_000  # clock cycles, some 100 ms
 
 
-def sleep() -> None:
-    torch.cuda._sleep(LONG)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+def sleep(cycles: int = LONG) -> None:
+    """On the current stream."""
+    torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
 
 class Rig:

@@ -57,7 +57,7 @@ def engine(model: CausalLM, rows: int, **changes: object) -> OfflineEngine:
         "max_step_tokens": 2048,
     }
     spec = model.spec
-    block_bytes = 2 * 2 * spec.head_dim * model.dtype.itemsize * 2  # the default's two tokens
+    block_bytes = 2 * 2 * spec.head_dim * model.dtype.itemsize  # keys and values of two tokens
     if (base | changes)["hot_tokens"] == 68:
         base["hot_bytes"] = rows * 34 * spec.layers * spec.kv_heads * (block_bytes + 8)
     settings = DecoderSettings.model_validate(base | changes)

@@ -52,6 +52,22 @@ class Follower:
         counters = torch.zeros_like(self.call.counters)
         self.twin = LayerStore(rig.twin.tables, self.pool.clone(), self.arena.cuda(), counters)
         self.wrong = torch.zeros((), dtype=torch.bool, device="cuda")
+        self._fill_open_blocks()
+
+    def _fill_open_blocks(self) -> None:
+        """Rows sit with their open block in each lane's first slot; in an engine its bytes come with them."""
+        rig, case = self.rig, self.rig.case
+        opened = torch.tensor(rig.newest, device="cuda")
+        lanes = torch.arange(case.rows * case.groups, device="cuda")
+        page = rig.host_pages.gather(1, (opened // case.blocks_per_page).unsqueeze(1)).squeeze(1)
+        group = torch.arange(case.groups, device="cuda")
+        home = (page.unsqueeze(1) * case.groups + group) * case.blocks_per_page
+        home = (home + (opened % case.blocks_per_page).unsqueeze(1)).flatten()
+        places = rig.gpu.places(lanes, case.parcel_slots)[:, 0]
+        arena = self.twin.arena
+        assert arena is not None
+        for pool in (self.pool, self.twin.pool):
+            pool[places] = arena[home]
 
     def step(self) -> None:
         step = self.rig.step()

@@ -6,7 +6,9 @@ padding rows write nothing. Without graphs the same work is launched piece by pi
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -31,6 +33,18 @@ def batch_sizes(max_rows: int) -> list[int]:
         sizes.append(at)
         at += _STRIDE if at < 64 else 2 * _STRIDE if at < 256 else 8 * _STRIDE
     return [*sizes, max_rows]
+
+
+@contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """An older engine's graphs may be garbage by now, and to destroy one breaks a capture under way."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 class DecodeGraphs:
@@ -88,7 +102,7 @@ class DecodeGraphs:
             torch.cuda.current_stream().wait_stream(stream)
             if self._capture:
                 graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph, pool=pool):
+                with torch.cuda.graph(graph, pool=pool), _nothing_collected():
                     logits = self._logits[size] = self._compute(size)
                 self._graphs[size] = graph
             yield logits

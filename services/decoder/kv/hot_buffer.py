@@ -53,7 +53,7 @@ class HotBuffer:
         self.tables: list[LaneTables] = []
         self._stacked_pools: list[Tensor] = []  # a class: [layers, pool slots, block elements]
         self._stacked: list[LaneTables] = []
-        self._tables_of: list[list[int]] = []  # a class: by layer, which of the stacked tables are its
+        self._tables_of: list[Tensor] = []  # a class: [layers] int64, which of the stacked tables are its
         self._parcels: list[
             dict[int, list[int]]
         ] = []  # a class: row -> its parcels, in the order of its slots
@@ -80,7 +80,7 @@ class HotBuffer:
             self._stacked.append(tables)
             self.pools += pool.unbind(0)
             self.tables += [layer_of(tables, place) for place in tables_of]
-            self._tables_of.append(tables_of)
+            self._tables_of.append(torch.tensor(tables_of, device=device))
             self._parcels.append({})
 
     def resize(self, resizes: Sequence[Resize]) -> None:
@@ -201,7 +201,8 @@ class HotBuffer:
         layers, slots, elements = pool.shape
         flat = pool.view(-1, elements)
         first = torch.arange(layers, device=flat.device).view(-1, 1, 1) * slots
-        moved_from, moved_to = (side[self._tables_of[number]] for side in (moves.source, moves.target))
+        own = self._tables_of[number]
+        moved_from, moved_to = (side.index_select(0, own) for side in (moves.source, moves.target))
         column_bytes = moved_from[..., 0].numel() * self.shape.block_bytes
         step = max(1, _MOVED_BYTES // column_bytes)
         for at in range(0, moved_from.shape[2], step):

@@ -152,7 +152,9 @@ class ScoreCall:
             tensor: Tensor | None = getattr(self, name)
             if tensor is not None and (tensor.dtype != torch.int32 or not tensor.is_contiguous()):
                 raise ValueError(f"{name} must be contiguous int32")
-        for name in ("query", "weight", "entries"):
+        if not self.weight.is_contiguous():
+            raise ValueError("weight must be contiguous")
+        for name in ("query", "entries"):
             tensor = getattr(self, name)
             assert tensor is not None
             if not tensor.is_contiguous() or tensor.data_ptr() % 16:
