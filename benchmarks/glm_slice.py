@@ -4,7 +4,8 @@
         [--record-dtype auto|float8]
 
 Real shapes, random bf16 weights, 12 of 78 layers with 1/8 of the experts, and 12/78 of the memory that a GPU
-of the deployment has left for KV (glm_shapes.py). The router picks its 8 experts among the 32 that are here.
+of the deployment has left for KV (glm_shapes.py). The router picks its 8 experts among the 32 that are here,
+and its choice is replaced by an even deal (dealt_experts.py).
 The indexer runs; its choice is replaced by a trace that misses as the published model does
 (selection_trace.py). One GPU has the host link to itself here, where eight share two sockets' memory.
 
@@ -29,6 +30,7 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks import report
+from benchmarks.dealt_experts import DealtExperts
 from benchmarks.glm_rig import Trace, engine_in_mid_answer, shed
 from benchmarks.glm_shapes import SHARING, SliceMemory, levels, slice_config, whole_config
 from benchmarks.selection_trace import choices
@@ -163,7 +165,9 @@ def run(
     device, dtype = torch.device("cuda:0"), torch.bfloat16
     config, whole = slice_config(name), whole_config(name)
     spec = synthetic_spec(config)
-    model = CausalLM(spec, dtype, device, model=random_weights(spec, dtype, device, 0))
+    weights = random_weights(spec, dtype, device, 0)
+    DealtExperts(weights, device)
+    model = CausalLM(spec, dtype, device, model=weights)
     total = torch.cuda.get_device_properties(device).total_memory
     steps = MOST_LEVELS * (WARM_STEPS + STEPS) + 8
     for context in contexts:

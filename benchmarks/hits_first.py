@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import decode_rig, glm_rig, report
+from benchmarks.dealt_experts import DealtExperts
 from benchmarks.glm_shapes import slice_config
 from benchmarks.synthetic import synthetic_model, synthetic_spec
 from services.decoder.engine.assembly import dense_ops
@@ -164,7 +165,9 @@ def kind_of(name: str, layers: int) -> Kind:
         )
     changes = {"num_hidden_layers": layers} if layers else {}
     spec = synthetic_spec(slice_config("glm-5.1", **changes))
-    model = CausalLM(spec, dtype, device, model=random_weights(spec, dtype, device, 0))
+    weights = random_weights(spec, dtype, device, 0)
+    DealtExperts(weights, device)
+    model = CausalLM(spec, dtype, device, model=weights)
     return Kind(name, model, 32768, BUDGET)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from benchmarks.dealt_experts import DealtExperts
 from benchmarks.glm_rig import Trace, engine_in_mid_answer
 from benchmarks.glm_shapes import (
     SHARING,
@@ -233,3 +234,23 @@ def test_the_trace_changes_as_fast_as_published() -> None:
     assert bool((chosen[:, :4] == torch.arange(4)).all()), "the first tokens are always chosen"
     new = [1 - torch.isin(chosen[i], chosen[i - 1]).float().mean().item() for i in range(1, 9)]
     assert sum(new) / len(new) == pytest.approx(0.30, abs=0.02)
+
+
+def test_experts_are_dealt_evenly_whatever_is_said() -> None:
+    """The same token everywhere, and still every expert; other ones in the next step."""
+    config = slice_config("glm-5.2", **TINY)
+    spec = synthetic_spec(config)
+    weights = random_weights(spec, torch.float32, CPU, 0)
+    routers = [module for module in weights.modules() if hasattr(module, "e_score_correction_bias")]
+    told: list[tuple[torch.Tensor, ...]] = []
+    DealtExperts(weights, CPU)
+    same = torch.ones(64, config.hidden_size)
+    for _ in range(2):
+        told += [router(same) for router in routers]
+    first, second = told[0][2], told[len(routers)][2]
+    assert len(routers) > 1
+    assert first.shape == (64, config.num_experts_per_tok)
+    assert all(len(set(row)) == len(row) for row in first.tolist())
+    assert set(first.flatten().tolist()) == set(range(config.n_routed_experts))
+    assert not torch.equal(first, second)
+    assert not torch.equal(first, told[1][2])

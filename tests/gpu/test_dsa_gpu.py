@@ -139,7 +139,8 @@ def test_choices_are_the_cpus_and_tokens_transformers(model: CausalLM, path: Pat
         return lambda layer, own: Noting(layer, own, noted[place])
 
     hot = {"kv_mode": mode, "max_rows": 1, "hot_tokens": 0 if mode == "full" else TOP_K + 1}
-    on_cpu = engine_of(CausalLM(ModelSpec.read(path), torch.float32, CPU), ARENA_BYTES, noting("cpu"), **hot)
+    at_home = CausalLM(ModelSpec.read(path), torch.float32, CPU)
+    on_cpu = engine_of(at_home, ARENA_BYTES, noting("cpu"), **hot, device="cpu")
     on_gpu = engine_of(
         model, ARENA_BYTES, noting("cuda"), **hot, device="cuda:0", decode_graphs=False, hot_bytes=2**20
     )
