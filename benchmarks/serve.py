@@ -10,8 +10,9 @@ token under load. What random weights choose means nothing, so the miss rate sta
 text misses 7% at twice the budget.
 
 `tpot_ms` is the mean time between a stream's tokens while all streams run, or of all its tokens where they
-never ran all at once; `replay_ms` and `idle_us` are the GPU's own: a step from its inputs to its logits, and
-the wait between two steps.
+never ran all at once. The GPU's own are `replay_ms`, a decode step from its inputs to its logits, and of all
+steps of that time, with prompts' chunks or without, `busy_ms`, from the first launch to the last, and
+`idle_us`, the wait for the next one. `ahead` is the share that was planned while the step before ran.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ import math
 import random
 import statistics
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks import report
 from benchmarks.live_server import LiveServer, live_server
@@ -36,6 +39,8 @@ from services.contract.byte_size import parse_bytes
 from services.contract.errors import HotsetError
 from services.decoder.models.bundled.directory import default_model
 
+_DECODED, _PLANNED = "hotset_decode_steps_total", "hotset_steps_planned_total"
+_BUSY = "hotset_device_busy_seconds_total"
 _PAGE_TOKENS = 64
 _ANSWER_TOKENS = 160
 _BOUNDS_SHARE = 1 / 16  # bytes of Quest's bounds beside those of the records, at 16 tokens a block
@@ -59,7 +64,7 @@ async def measure(server: LiveServer, name: str, prompts: Sequence[Sequence[int]
     scrapes: list[dict[str, float]] = []
 
     async def scrape() -> None:
-        scrapes.append(await loop.run_in_executor(None, server.reached.metrics))
+        scrapes.append(await loop.run_in_executor(None, counters_of, server))
 
     done: Round = await ask(server.reached, prompts, _ANSWER_TOKENS, name, scrape, scrape)
 
@@ -68,20 +73,33 @@ async def measure(server: LiveServer, name: str, prompts: Sequence[Sequence[int]
 
     begin, end = done.window if done.window[0] < done.window[1] else (0.0, math.inf)
     tpots = [stream.token_seconds(begin, end) for stream in done.streams]
-    steps = grew("hotset_decode_steps_total")
+    decoded, steps, busy = (grew(name) for name in (_DECODED, _PLANNED, _BUSY))
+    timed = steps and busy  # a CPU has no times of a GPU
     chosen = grew("hotset_hot_buffer_chosen_total")
     firsts = sorted(stream.first_token_seconds for stream in done.streams)
     return {
         "tpot_ms": 1e3 * statistics.fmean(tpots),
-        "replay_ms": 1e3 * grew("hotset_decode_seconds_total") / steps if steps else math.nan,
-        "idle_us": 1e6 * grew("hotset_device_idle_seconds_total") / steps if steps else math.nan,
-        "busy_ms": 1e3 * grew("hotset_device_busy_seconds_total") / steps if steps else math.nan,
+        "replay_ms": 1e3 * grew("hotset_decode_seconds_total") / decoded if decoded else math.nan,
+        "idle_us": 1e6 * grew("hotset_device_idle_seconds_total") / steps if timed else math.nan,
+        "busy_ms": 1e3 * busy / steps if timed else math.nan,
+        "ahead": grew(f"{_PLANNED} ahead") / steps if steps else math.nan,
         "miss_rate": grew("hotset_hot_buffer_misses_total") / chosen if chosen else math.nan,
         "tokens_per_s": done.tokens / done.seconds,
         "peak_tokens_per_s": done.peak_tokens_per_second(),
         "ttft_median_ms": 1e3 * statistics.median(firsts),
         "ttft_worst_ms": 1e3 * firsts[-1],
     }
+
+
+def counters_of(server: LiveServer) -> dict[str, float]:
+    """Every metric, summed over its labels; of those with a label `planned`, each value's as well."""
+    sums: dict[str, float] = defaultdict(float)
+    for family in text_string_to_metric_families(server.reached.get("/metrics").decode()):
+        for sample in family.samples:
+            sums[sample.name] += sample.value
+            if how := sample.labels.get("planned"):
+                sums[f"{sample.name} {how}"] += sample.value
+    return sums
 
 
 def flags(mode: str, device_bytes: int, token_bytes: int, rows: int, longest: int) -> list[str]:
@@ -106,6 +124,12 @@ def main() -> None:
     parser.add_argument("--contexts", type=int, nargs="+", default=[4096, 32768, 131072])
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32, 64])
     parser.add_argument("--modes", nargs="+", default=["full", "tiered"], choices=["full", "tiered"])
+    parser.add_argument(
+        "--new-prompts",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="whether the last round of the shortest context asks with prompts that nobody has seen",
+    )
     parser.add_argument("--device-bytes", type=parse_bytes, default=parse_bytes("80GiB"))
     parser.add_argument("--arena-bytes", type=parse_bytes, default=parse_bytes("64GiB"))
     parser.add_argument("--device", default="cuda:0")
@@ -133,7 +157,7 @@ def main() -> None:
             log = (wanted.logs or Path(scratch)) / f"{mode}.log"
             arena = ["--arena-bytes", str(wanted.arena_bytes)]
             with live_server(log, decoder, arena, model=model) as server:
-                for row in rounds(server, mode, wanted.contexts, wanted.streams, model.name):
+                for row in rounds(server, mode, wanted, model.name):
                     rows.append(row)
                     report.write(wanted.name, {**gpu, "model": wanted.shape, "rows": rows})
     for row in rows:
@@ -142,16 +166,14 @@ def main() -> None:
             print(f"tpot_over_replay_{of}={row['tpot_ms'] / row['replay_ms']:.3f} ratio")
 
 
-def rounds(
-    server: LiveServer, mode: str, contexts: Sequence[int], streams: Sequence[int], name: str
-) -> Iterator[dict[str, Any]]:
+def rounds(server: LiveServer, mode: str, wanted: argparse.Namespace, name: str) -> Iterator[dict[str, Any]]:
     """Every context and number of streams, a line each; one that the server refuses is told and left out."""
-    for context in contexts:
+    for context in wanted.contexts:
         asyncio.run(ask(server.reached, prompts_of(context, 1, True, -1), 8, name))
-        wanted = [(count, True) for count in streams]
-        if context == min(contexts):
-            wanted.append((max(streams), False))
-        for count, shared in wanted:
+        counts = [(count, True) for count in wanted.streams]
+        if wanted.new_prompts and context == min(wanted.contexts):
+            counts.append((max(wanted.streams), False))
+        for count, shared in counts:
             try:
                 figures = asyncio.run(measure(server, name, prompts_of(context, count, shared, count)))
             except HotsetError as error:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Collection
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.contract.errors import InvalidRequest, NoRoom
+from services.decoder.engine.host_pages import HostPage
 from services.decoder.engine.page_hash import PageHasher
 from services.decoder.engine.sequence import Finish, Sampling, Sequence
 from tests.engine.fake_runner import VOCAB
@@ -377,6 +379,28 @@ def test_rows_that_run_side_by_side_share_pages_and_leave_them_to_each_other() -
     for one in (first, *others):
         check_answer(rig, one)
     assert [one.cached for one in others] == [32, 32]
+
+
+def test_the_store_is_not_asked_for_one_that_cannot_fit_whatever_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Six rows of five device pages where ten pages are: as rows end, only who gets one of them asks."""
+    rig = Rig.make(
+        shares=True, host=60, device=11, page_tokens=8, max_model_len=48, max_rows=6, max_waiting=9
+    )
+    assert prefilled(rig, sequence(33, 4, name="first", common=33)) == 33
+    asked, match = [], rig.host.match
+
+    def counted(page_hashes: Collection[bytes], prompt: Collection[int] = ()) -> list[HostPage]:
+        asked.append(len(page_hashes))
+        return match(page_hashes, prompt)
+
+    monkeypatch.setattr(rig.host, "match", counted)
+    many = [sequence(33, 3 + number, name=str(number), common=33) for number in range(6)]
+    rig.submit(*many)
+    rig.finish()
+    assert [one.cached for one in many] == [32] * 6
+    assert asked == [4] * 6
 
 
 def test_cached_pages_make_way_for_those_who_need_room() -> None:

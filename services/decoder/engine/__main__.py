@@ -6,6 +6,7 @@ one line on standard error if the start fails.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -233,6 +234,7 @@ def serve(
     try:
         served = load(settings, store, servicer, ended)
         writing.set()
+        gc.freeze()  # no step need wait for a collection among what stays until the end
         servicer.serve(served)
         _log.info("engine_ready socket=%s pid=%d", settings.engine_socket, os.getpid())
         try:

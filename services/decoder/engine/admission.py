@@ -104,8 +104,14 @@ class Admission:
         chances = self._chances(room, victims)
         if not self._may_fit(sequence, chances):
             return False
-        matched = [] if sequence.is_parked else self._match(sequence, room)
-        need = self._roster.lacking(sequence, sequence.admission_tokens)
+        need, matched = self._roster.lacking(sequence, sequence.admission_tokens), []
+        if not sequence.is_parked:
+            found = min(need.host, self._desk.most_found(sequence))
+            if not self._is_enough(sequence, Pages(need.host - found, need.device), room, victims):
+                sequence.refused = chances
+                return False  # whatever a match might find
+            matched = self._match(sequence, room)
+            need = self._roster.lacking(sequence, sequence.admission_tokens)
         if not self._clear(sequence, need, room, victims):
             sequence.refused = chances
             if matched:
@@ -131,14 +137,10 @@ class Admission:
 
         Beside what it needs, each row that goes on running may want a page soon.
         """
-        victims, running = list(victims), self._roster.running
-        behind = [one for one in self._roster.parked if one.rank > sequence.rank]
-        host = room.host + sum(len(one.host_pages) for one in (*behind, *victims))
-        device = room.device + sum(len(one.device_pages) for one in victims)
-        hot, rows = self._roster.hot, [one.row for one in victims if one.row is not None]
-        least = need.and_each(len(running) - len(victims))
-        if least.host > host or least.device > device or not hot.fits(sequence.reach, without=rows):
+        if not self._is_enough(sequence, need, room, victims):
             return False
+        victims, running, hot = list(victims), self._roster.running, self._roster.hot
+        behind = self._behind(sequence)
         while True:
             wanted = need.and_each(len(running))
             if self._roster.free_rows and room.fits(wanted) and hot.fits(sequence.reach):
@@ -150,6 +152,20 @@ class Admission:
                 room.gain(self._roster.park(behind[-1]))
             else:
                 return False  # pages that were counted twice are shared
+
+    def _is_enough(self, sequence: Sequence, need: Pages, room: Room, victims: list[Sequence]) -> bool:
+        """Whether `_clear` could make so much room if all that it may take came free."""
+        running = self._roster.running
+        host = room.host + sum(len(one.host_pages) for one in (*self._behind(sequence), *victims))
+        device = room.device + sum(len(one.device_pages) for one in victims)
+        rows = [one.row for one in victims if one.row is not None]
+        least = need.and_each(len(running) - len(victims))
+        fits = least.host <= host and least.device <= device
+        return fits and self._roster.hot.fits(sequence.reach, without=rows)
+
+    def _behind(self, sequence: Sequence) -> list[Sequence]:
+        """Parked ones that are less urgent."""
+        return [one for one in self._roster.parked if one.rank > sequence.rank]
 
     def _may_fit(self, sequence: Sequence, chances: Chances) -> bool:
         """Whether trying is worth a match; always where nobody runs, for what is known may be out of date."""

@@ -36,6 +36,8 @@ class PageDesk:
     @property
     def free(self) -> int:
         """Pages that the next exchange can get, as far as known; what it seals comes free one later."""
+        if not self._given_up:
+            return self._host.free
         busy = self._busy()
         return self._host.free + len(
             {page for page in self._given_up if page not in self._references and page not in busy}
@@ -67,13 +69,19 @@ class PageDesk:
         self._references -= Counter(pages)
         return len(pages) - len(self._references.keys() & set(pages))
 
-    def match(self, sequence: Sequence) -> list[HostPage]:
-        """Take the pages of a prompt, and of an answer to be replayed, that are in the store.
+    def most_found(self, sequence: Sequence) -> int:
+        """Pages of a prompt, and of an answer to be replayed, that a match could find.
 
         A prompt's last token is left to be computed, an answer's last one to be taken: it may be the end.
         """
-        most = (len(sequence.prompt) + max(0, len(sequence.known) - 1) - 1) // self._page_tokens
-        if self._hasher is None or not most or sequence.sampling.prompt_logprobs:
+        if self._hasher is None or sequence.sampling.prompt_logprobs:
+            return 0
+        return (len(sequence.prompt) + max(0, len(sequence.known) - 1) - 1) // self._page_tokens
+
+    def match(self, sequence: Sequence) -> list[HostPage]:
+        """Take those of them that are in the store."""
+        most = self.most_found(sequence)
+        if self._hasher is None or not most:
             return []
         try:
             pages = self._host.match(self._hasher.extend(sequence, most), sequence.prompt)

@@ -28,23 +28,29 @@ class PageHasher:
     def extend(self, sequence: Sequence, pages: int) -> list[bytes]:
         """The hashes of the first `pages` pages of a sequence, all of them full; kept with the sequence."""
         size, begins = self.page_tokens, len(sequence.prompt)
-        answer = max(sequence.generated, sequence.known, key=len)  # one begins with the other
         hashes = sequence.page_hashes
+        if len(hashes) >= pages:
+            return hashes[:pages]
+        first, whole = len(hashes), min(pages, begins // size)
+        prompt = array("I", sequence.prompt[first * size : whole * size]).tobytes()
+        for start in range(0, len(prompt), 4 * size):
+            hashes.append(_digest(self._parent(sequence), prompt[start : start + 4 * size], b""))
+        answer = max(sequence.generated, sequence.known, key=len)  # one begins with the other
         for index in range(len(hashes), pages):
             start, end = index * size, (index + 1) * size
             tokens = sequence.prompt[start:end]
             tokens += answer[max(0, start - begins) : max(0, end - begins)]
             assert len(tokens) == size, "only full pages have a hash"
             how = self.decoding + begins.to_bytes(8, "little") if end > begins else b""
-            parent = hashes[-1] if hashes else _digest(self.fingerprint, sequence.salt)
-            hashes.append(_digest(parent, array("I", tokens).tobytes(), how))
+            hashes.append(_digest(self._parent(sequence), array("I", tokens).tobytes(), how))
         return hashes[:pages]
+
+    def _parent(self, sequence: Sequence) -> bytes:
+        hashes = sequence.page_hashes
+        return hashes[-1] if hashes else _digest(self.fingerprint, sequence.salt)
 
 
 def _digest(*parts: bytes) -> bytes:
     """Of the parts and of where each ends."""
-    digest = hashlib.blake2b(digest_size=_BYTES)
-    for part in parts:
-        digest.update(len(part).to_bytes(8, "little"))
-        digest.update(part)
-    return digest.digest()
+    told = b"".join([piece for part in parts for piece in (len(part).to_bytes(8, "little"), part)])
+    return hashlib.blake2b(told, digest_size=_BYTES).digest()
