@@ -30,7 +30,7 @@ from services.decoder.engine.stepper import Stepper
 from services.decoder.kv.device_pages import DevicePages
 
 CALL_US, PLAN_US, LAUNCH_US, CHUNK_LAUNCH_US, TELL_US = 200, 50, 80, 8_000, 200
-DECODE_US, TOKEN_US = 5_000, 40
+DECODE_US, TOKEN_US, PAGE_US = 5_000, 40, 8  # the last of a match: hashed, asked for, told
 
 LIMITS = Limits(
     max_rows=64,
@@ -75,7 +75,7 @@ class SlowPages(LocalPages):
         self._clock = clock
 
     def match(self, page_hashes: Sequence[bytes], prompt: Sequence[int] = ()) -> list[HostPage]:
-        self._clock.now += CALL_US
+        self._clock.now += CALL_US + PAGE_US * len(page_hashes)
         return super().match(page_hashes)
 
     def exchange(

@@ -88,9 +88,8 @@ def settings_of(case: Case, memory: SliceMemory) -> dict[str, object]:
     return changes | {"hot_tokens": FIXED, "hot_bytes": hot_bytes}
 
 
-def measured(engine: OfflineEngine, case: Case) -> list[dict[str, Any]]:
+def measured(engine: OfflineEngine, case: Case) -> Iterator[dict[str, Any]]:
     """A line a level, the most rows first; in between the last rows end, and the others get their slots."""
-    lines = []
     for rows in case.levels:
         shed(engine, rows)
         for _ in range(WARM_STEPS):
@@ -104,18 +103,15 @@ def measured(engine: OfflineEngine, case: Case) -> list[dict[str, Any]]:
             taken.append(time.perf_counter() - begun)
         totals = engine.counters().sum(0).tolist()
         seconds = statistics.median(taken)
-        lines.append(
-            {
-                "mode": case.mode,
-                "capacity": case.capacity,
-                "concurrency": rows,
-                "tok_s": rows / seconds,
-                "tpot_ms": 1e3 * seconds,
-                "misses_a_row": totals[Counter.MISSES] / (rows * STEPS),
-                "waited_ms": totals[Counter.NANOSECONDS] / STEPS / 1e6,
-            }
-        )
-    return lines
+        yield {
+            "mode": case.mode,
+            "capacity": case.capacity,
+            "concurrency": rows,
+            "tok_s": rows / seconds,
+            "tpot_ms": 1e3 * seconds,
+            "misses_a_row": totals[Counter.MISSES] / (rows * STEPS),
+            "waited_ms": totals[Counter.NANOSECONDS] / STEPS / 1e6,
+        }
 
 
 def compared(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -197,14 +193,18 @@ def run(
                 longest=longest,
                 changes={**settings_of(case, memory), **dtypes},
             )
-            lines += measured(engine, case)
+            for line in measured(engine, case):
+                line |= {"model": name, "context": context, **dtypes}
+                print("  ".join(f"{key}={_short(value)}" for key, value in line.items()), flush=True)
+                lines.append(line)
             print(f"{case.mode} {case.capacity}: {time.perf_counter() - begun:.0f} s", flush=True)
             del engine
             gc.collect()
             torch.cuda.empty_cache()
         for line in compared(lines):
-            line |= {"model": name, "context": context, **dtypes}
-            print("  ".join(f"{key}={_short(value)}" for key, value in line.items()), flush=True)
+            if line["of_bound"] is not None:
+                told = f"exposed_fetch_ms={line['exposed_fetch_ms']:.3g}  of_bound={line['of_bound']:.3f}"
+                print(f"{line['mode']} {line['capacity']} {line['concurrency']}: {told}", flush=True)
         yield lines, {sum_name(name, context, dtypes["record_dtype"]): summary(lines)}
 
 

@@ -181,7 +181,7 @@ def test_lines_of_a_case(model: CausalLM, mode: str, monkeypatch: pytest.MonkeyP
     engine = engine_in_mid_answer(
         model, trace, rows=rows, context=CONTEXT, longest=LONGEST, changes=changes, device="cpu"
     )
-    lines = measured(engine, case)
+    lines = list(measured(engine, case))
     assert [line["concurrency"] for line in lines] == case.levels
     assert len(engine.scheduler.running) == 1
     for line in lines:

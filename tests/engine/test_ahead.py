@@ -218,14 +218,16 @@ def test_a_store_that_goes_away_costs_nothing_that_runs() -> None:
 
 
 class Breaking(FakeRunner):
-    """Fails when told to: at a launch, or when the tokens are to come."""
+    """Fails when told to: at a launch, at that of a step's rest, or when the tokens are to come."""
 
-    at_launch = at_collect = False
+    at_launch = at_complete = at_collect = False
 
     def launch(self, plan: StepPlan) -> UnderWay:
         if self.at_launch and plan.ahead:
             raise RuntimeError("out of memory")
         step = super().launch(plan)
+        if self.at_complete:
+            step.complete = self.fail  # type: ignore[method-assign,assignment]  # what torch would do there
         if self.at_collect:
             step.collect = self.fail  # type: ignore[method-assign]  # what torch would do there
         return step
@@ -234,7 +236,7 @@ class Breaking(FakeRunner):
         raise RuntimeError("a kernel failed")
 
 
-@pytest.mark.parametrize("where", ["launch", "collect"])
+@pytest.mark.parametrize("where", ["launch", "complete", "collect"])
 def test_a_failure_ends_whoever_is_under_way_and_nobody_else(where: str) -> None:
     """Two steps are: one ends with the first, and one was let in by the second."""
     rig = rig_of(replace(LIMITS, max_rows=3))
@@ -249,7 +251,7 @@ def test_a_failure_ends_whoever_is_under_way_and_nobody_else(where: str) -> None
     if where == "launch":
         runner.at_launch = True
     else:
-        runner.at_collect = True
+        runner.at_complete, runner.at_collect = where == "complete", where == "collect"
         rig.step()  # of one launched before
     rig.submit(new, waits)
     if where == "launch":
@@ -257,8 +259,8 @@ def test_a_failure_ends_whoever_is_under_way_and_nobody_else(where: str) -> None
         assert ends.finish is not None
     with pytest.raises(StepFailed) as failed:
         rig.step()
-    assert set(failed.value.sequences) == {talks, new} | ({ends} if where == "collect" else set())
-    runner.at_launch = runner.at_collect = False
+    assert set(failed.value.sequences) == {talks, new} | (set() if where == "launch" else {ends})
+    runner.at_launch = runner.at_complete = runner.at_collect = False
     runner.under_way.clear()
     for one in failed.value.sequences:
         rig.scheduler.fail(one, "failed")

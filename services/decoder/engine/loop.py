@@ -92,6 +92,7 @@ class Loop:
             InvalidRequest, NoRoom: as the scheduler says.
             Unavailable: the engine is going away.
         """
+        self._scheduler.prepare(sequences)
         with self._lock:
             if self._ending:
                 raise Unavailable("the engine is shutting down")

@@ -78,6 +78,11 @@ class PageDesk:
             return 0
         return (len(sequence.prompt) + max(0, len(sequence.known) - 1) - 1) // self._page_tokens
 
+    def name_pages(self, sequence: Sequence) -> None:
+        """Hash what a match will ask for; nothing but the sequence is touched."""
+        if self._hasher is not None:
+            self._hasher.extend(sequence, self.most_found(sequence))
+
     def match(self, sequence: Sequence) -> list[HostPage]:
         """Take those of them that are in the store."""
         most = self.most_found(sequence)

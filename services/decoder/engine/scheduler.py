@@ -71,6 +71,13 @@ class Scheduler:
         """Times that a sequence lost its host pages."""
         return self._roster.releases
 
+    def prepare(self, sequences: list[Sequence]) -> None:
+        """Do for newcomers, before `submit`, what would keep a step waiting; they alone are touched, so on
+        any thread.
+        """
+        for sequence in sequences:
+            self._desk.name_pages(sequence)
+
     def submit(self, sequences: list[Sequence]) -> None:
         """Queue the choices of one request, all or none.
 

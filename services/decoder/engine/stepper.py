@@ -96,14 +96,15 @@ class Stepper:
             with self._lock:
                 plan = self._scheduler.plan()
             running = self._launch(plan)
-        self._complete(running)
-        if self._runner.runs_ahead:
-            self._ahead = self._launch_ahead(running.plan)
+        ahead = self._plan_ahead(running.plan) if self._runner.runs_ahead else None
+        self._complete(running, ahead)
+        if ahead is not None:
+            self._ahead = self._launch_ahead(ahead)
         try:
             sampled = running.collect()
         except RuntimeError as error:
-            ahead = [one.plan for one in (self._ahead, self._broken) if one is not None]
-            raise self._failed(error, running.plan, *ahead) from error
+            others = [one.plan for one in (self._ahead, self._broken) if one is not None]
+            raise self._failed(error, running.plan, *others) from error
         with self._lock:
             return running.plan, self._scheduler.apply(running.plan, sampled)
 
@@ -114,24 +115,27 @@ class Stepper:
         except (RuntimeError, HotsetError) as error:
             raise self._failed(error, plan) from error
 
-    def _complete(self, step: Launched) -> None:
-        """Of a step ahead, only now: whoever waited for the tokens of the one before has them."""
-        try:
-            step.complete()
-        except (RuntimeError, HotsetError) as error:
-            raise self._failed(error, step.plan) from error
-
-    def _launch_ahead(self, running: StepPlan) -> Launched | None:
+    def _plan_ahead(self, running: StepPlan) -> StepPlan | None:
+        """Before the rest of the running step is launched: its decode rows keep the device busy meanwhile,
+        and where launches take longer than what they launch, nothing would later.
+        """
         try:
             with self._lock:
-                ahead = self._scheduler.plan_ahead(running)
+                return self._scheduler.plan_ahead(running)
         except Unavailable:
             return None  # the step after this one will say so
         except PagesLost:
             self._abandon()
             raise
-        if ahead is None:
-            return None
+
+    def _complete(self, step: Launched, ahead: StepPlan | None) -> None:
+        """Of a step ahead, only now: whoever waited for the tokens of the one before has them."""
+        try:
+            step.complete()
+        except (RuntimeError, HotsetError) as error:
+            raise self._failed(error, *(plan for plan in (step.plan, ahead) if plan is not None)) from error
+
+    def _launch_ahead(self, ahead: StepPlan) -> Launched | None:
         self._on_plan(ahead)
         try:
             return self._runner.launch(ahead)
