@@ -45,6 +45,28 @@ def check_tiered_is_full(tiered: OfflineEngine, full: OfflineEngine, tokens: int
     check(tiered)
 
 
+def check_shared_prefix(engine: OfflineEngine) -> None:
+    """Three rows that begin alike have one set of device pages for it, also when who loaded it is gone."""
+    size = engine.plan.settings.page_tokens
+    prompts = [PROMPT[: 2 * size] + prompt_of(20, seed) for seed in (11, 12, 13)]
+    alone = [ask(f"alone {number}", prompt, TOKENS) for number, prompt in enumerate(prompts)]
+    for one in alone:
+        engine.generate([one])
+    assert engine.device_pages.free == engine.device_pages.count
+    together = [ask(str(number), prompt, TOKENS) for number, prompt in enumerate(prompts)]
+    for one in together:
+        engine.scheduler.submit([one])
+    while not all(one.generated for one in together):
+        engine.step()
+    first, *others = (one.device_pages for one in together)
+    assert all(pages[:2] == first[:2] for pages in others)
+    assert len({page for pages in (first, *others) for page in pages}) == 2 + 3
+    engine.scheduler.abort("0", set())
+    engine.generate([])
+    assert [one.generated for one in together[1:]] == [one.generated for one in alone[1:]]
+    check(engine)
+
+
 def check_found_prefix(engine: OfflineEngine) -> None:
     """Of a prompt, and of an answer: the index of both comes back with the records."""
     first = ask("first", PROMPT, TOKENS)

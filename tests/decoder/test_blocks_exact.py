@@ -17,6 +17,7 @@ from tests.decoder.pauses import (
     check_loss_is_caught,
     check_parked_anywhere,
     check_replayed,
+    check_shared_prefix,
     check_tiered_is_full,
 )
 
@@ -52,6 +53,11 @@ def test_tiered_equals_full_in_bf16(path: Path) -> None:
 @pytest.mark.parametrize("mode", ["tiered", pytest.param("full", marks=pytest.mark.slow)])
 def test_a_found_prefix_gives_the_same_tokens(model: CausalLM, mode: str) -> None:
     check_found_prefix(engine_of(model, kv_mode=mode, tight=False))
+
+
+@pytest.mark.parametrize("mode", ["tiered", "full"])
+def test_a_shared_prefix_has_one_set_of_device_pages(model: CausalLM, mode: str) -> None:
+    check_shared_prefix(engine_of(model, kv_mode=mode, tight=False))
 
 
 @pytest.mark.parametrize("mode", ["tiered", pytest.param("full", marks=pytest.mark.slow)])

@@ -19,6 +19,7 @@ from tests.decoder.pauses import (
     check_loss_is_caught,
     check_parked_anywhere,
     check_replayed,
+    check_shared_prefix,
     check_tiered_is_full,
 )
 from tests.engine.watch import Watch
@@ -76,6 +77,11 @@ def test_index_keys_in_eight_bits_come_back_too(model: CausalLM) -> None:
 @MODES
 def test_a_found_prefix_gives_the_same_tokens(model: CausalLM, mode: str) -> None:
     check_found_prefix(engine_of(model, kv_mode=mode, hot_tokens=0))
+
+
+@pytest.mark.parametrize("mode", ["tiered", "full"])
+def test_a_shared_prefix_has_one_set_of_device_pages(model: CausalLM, mode: str) -> None:
+    check_shared_prefix(engine_of(model, kv_mode=mode, hot_tokens=0))
 
 
 @MODES

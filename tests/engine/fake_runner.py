@@ -109,8 +109,15 @@ class FakeRunner:
         """What a step under way names does not change hands."""
         assert not set(plan.left_rows) & step.rows, "a row is left while a step runs that names it"
         assert not [one for one in plan.sequences if one.finish], "one that has ended goes on"
-        taken = {page for pages in plan.new_pages for page in pages.device_pages}
+        held = {pair for table in self.tables.values() for pair in table}
+        joined = {
+            pair
+            for pages in plan.new_pages
+            for pair in zip(pages.host_pages, pages.device_pages, strict=True)
+        }
+        taken = {device for _, device in joined - held}
         assert not taken & step.device, "a device page is taken from a step that runs"
+        assert not {device for _, device in plan.loads} & step.device, "a page is loaded while it is read"
 
     def run(self, plan: StepPlan) -> dict[int, SampledToken]:
         """A step all at once."""
@@ -133,8 +140,14 @@ class FakeRunner:
             full = len(self.host[host]) == self.limits.page_tokens
             assert full or len(owners) == 1, "a page that is not full was found"
             self.device[device] = dict(self.host[host])
-        used = [device for table in self.tables.values() for _, device in table]
-        assert len(set(used)) == len(used), "two rows share a device page"
+        owners_of: dict[int, list[int]] = {}
+        for table in self.tables.values():
+            for host, device in table:
+                owners_of.setdefault(device, []).append(host)
+        for device, hosts in owners_of.items():
+            assert len(set(hosts)) == 1, "a device page is taken for two host pages"
+            if len(hosts) > 1:
+                assert len(self.device[device]) == self.limits.page_tokens, "an open device page is shared"
         written = [
             table[at // self.limits.page_tokens][0]
             for sequence, at in self._next_places(plan)
@@ -144,6 +157,8 @@ class FakeRunner:
         for page in written:
             owners = [row for row, table in self.tables.items() if page in [host for host, _ in table]]
             assert len(owners) == 1, "a page that others read is written"
+            [device] = {device for table in self.tables.values() for host, device in table if host == page}
+            assert len(owners_of[device]) == 1, "a device page that others read is written"
         busy = [*plan.decodes, *(chunk.sequence for chunk in plan.chunks)]
         rows = [sequence.row for sequence in busy]
         assert len(set(rows)) == len(rows)

@@ -102,7 +102,7 @@ def test_a_breach_of_the_books_is_logged_and_counted(
     with caplog.at_level(logging.ERROR):
         rig.loop.check_integrity()
     assert rig.loop.stats().integrity_violations == 1
-    assert "integrity_violated what='device pages lost'" in caplog.text
+    assert "integrity_violated what='device pages lost or owned twice'" in caplog.text
 
 
 def test_the_books_are_checked_when_idle_and_at_the_end(tmp_path: Path) -> None:

@@ -62,6 +62,27 @@ def test_a_found_prefix_gives_the_same_tokens(checkpoint: Path, mode: str, selec
     ours.runner.residence.check_integrity()
 
 
+@pytest.mark.parametrize("mode", ["tiered", "full"])
+def test_a_shared_prefix_has_one_set_of_device_pages(checkpoint: Path, mode: str) -> None:
+    """In `full` its keys and values too, so that three rows fit where two would."""
+    ours = engine(checkpoint, kv_mode=mode, device_cache_tokens=64 * 15)
+    prompts = [PROMPT[:320] + [5 + number] * 20 for number in range(3)]
+    alone = [ask(f"alone {number}", prompt) for number, prompt in enumerate(prompts)]
+    for one in alone:
+        ours.generate([one])
+    together = [ask(str(number), prompt) for number, prompt in enumerate(prompts)]
+    for one in together:
+        ours.scheduler.submit([one])
+    while not all(one.generated for one in together):
+        ours.step()
+    assert not any(one.finish for one in together)
+    assert all(one.device_pages[:5] == together[0].device_pages[:5] for one in together)
+    ours.generate([])
+    assert [one.generated for one in together] == [one.generated for one in alone]
+    ours.scheduler.check_integrity()
+    ours.runner.residence.check_integrity()
+
+
 def test_tenants_share_nothing(checkpoint: Path) -> None:
     ours = engine(checkpoint)
     one, other, again = ask("one", PROMPT), ask("other", PROMPT, salt=b"b"), ask("again", PROMPT, salt=b"b")

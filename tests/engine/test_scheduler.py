@@ -10,10 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.contract.errors import InvalidRequest, NoRoom
+from services.decoder.engine import admission
 from services.decoder.engine.host_pages import HostPage
 from services.decoder.engine.page_hash import PageHasher
 from services.decoder.engine.sequence import Finish, Sampling, Sequence
-from tests.engine.fake_runner import VOCAB
+from services.decoder.engine.step_plan import StepPlan
+from tests.engine.fake_runner import VOCAB, UnderWay
 from tests.engine.scheduler_rig import PATIENCE, Rig, check_answer, expected, sequence
 
 
@@ -384,11 +386,10 @@ def test_rows_that_run_side_by_side_share_pages_and_leave_them_to_each_other() -
 def test_the_store_is_not_asked_for_one_that_cannot_fit_whatever_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Six rows of five device pages where ten pages are: as rows end, only who gets one of them asks."""
-    rig = Rig.make(
-        shares=True, host=60, device=11, page_tokens=8, max_model_len=48, max_rows=6, max_waiting=9
-    )
-    assert prefilled(rig, sequence(33, 4, name="first", common=33)) == 33
+    """Six rows of five or six device pages where eleven are: as rows end, only who gets one of them asks."""
+    rig = Rig.make(shares=True, host=60, device=11, max_model_len=48, max_rows=6, max_waiting=9)
+    for number in range(6):
+        assert prefilled(rig, sequence(33, 4, name=str(number))) == 33
     asked, match = [], rig.host.match
 
     def counted(page_hashes: Collection[bytes], prompt: Collection[int] = ()) -> list[HostPage]:
@@ -396,11 +397,101 @@ def test_the_store_is_not_asked_for_one_that_cannot_fit_whatever_is_found(
         return match(page_hashes, prompt)
 
     monkeypatch.setattr(rig.host, "match", counted)
-    many = [sequence(33, 3 + number, name=str(number), common=33) for number in range(6)]
+    many = [sequence(33, 3 + number, name=str(number)) for number in range(6)]
     rig.submit(*many)
     rig.finish()
     assert [one.cached for one in many] == [32] * 6
     assert asked == [4] * 6
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_burst_is_let_in_step_by_step_beside_rows_that_decode(
+    monkeypatch: pytest.MonkeyPatch, ahead: bool
+) -> None:
+    """Each newcomer asks the store for its four pages, and a step may ask for five: so two a step."""
+    monkeypatch.setattr(admission, "MOST_ASKED", 5)
+    rig = Rig.make(
+        shares=True, ahead=ahead, host=99, device=99, max_rows=9, max_waiting=9, max_step_tokens=99
+    )
+    prefilled(rig, sequence(33, 4, name="first", common=32))
+    talks = sequence(5, 40, name="talks")
+    rig.submit(talks)
+    rig.step_until(lambda: len(talks.generated) > 2)
+    many = [sequence(33, 20, name=str(number), common=32) for number in range(6)]
+    rig.submit(*many)
+    running = []
+    while len(rig.scheduler.running) < 7:
+        running.append(len(rig.scheduler.running))
+        rig.step()
+    assert running == [1, 3, 5]
+    rig.finish()
+    for one in (talks, *many):
+        check_answer(rig, one)
+
+
+def loads_of(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """(host page, device page) as plans load them from now on."""
+    loads, launch = list[tuple[int, int]](), rig.runner.launch
+
+    def noted(plan: StepPlan) -> UnderWay:
+        loads.extend(plan.loads)
+        return launch(plan)
+
+    monkeypatch.setattr(rig.runner, "launch", noted)
+    return loads
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_rows_with_a_common_prefix_share_its_device_pages(
+    monkeypatch: pytest.MonkeyPatch, ahead: bool
+) -> None:
+    """Sixteen device pages hold six rows of five each: four are everybody's, and are loaded once."""
+    rig = Rig.make(shares=True, ahead=ahead, host=60, device=16, max_model_len=40, max_rows=6, max_waiting=9)
+    assert prefilled(rig, sequence(33, 4, name="first", common=32)) == 33
+    loads = loads_of(rig, monkeypatch)
+    many = [sequence(33, 7, name=str(number), common=32) for number in range(6)]
+    rig.submit(*many)
+    rig.step_until(lambda: len(rig.scheduler.running) == 6)
+    rig.step()
+    assert len(loads) == 4
+    assert rig.device.free == 6
+    rig.abort("0")  # who had them loaded goes, and they stay
+    rig.finish()
+    assert len(loads) == 4
+    for one in many[1:]:
+        check_answer(rig, one)
+
+
+def test_nobody_is_made_to_wait_for_pages_that_stay_shared() -> None:
+    """Three rows over one beginning; an urgent one wants more device pages than all of them would leave."""
+    rig = Rig.make(shares=True, host=60, device=16, max_model_len=80, max_rows=4, max_waiting=9)
+    prefilled(rig, sequence(41, 4, name="first", common=41))
+    stays = sequence(41, 20, name="stays", common=41)
+    others = [sequence(41, 20, name=str(number), common=41, priority=2) for number in range(2)]
+    rig.submit(stays, *others)
+    rig.step_until(lambda: all(one.generated for one in (stays, *others)))
+    urgent = sequence(75, 4, name="urgent", priority=1)
+    rig.submit(urgent)
+    rig.step_until(lambda: stays.finish)
+    assert rig.scheduler.parkings == 0
+    assert not urgent.generated
+    rig.finish()
+    for one in (stays, *others, urgent):
+        check_answer(rig, one)
+
+
+def test_a_page_that_a_row_has_just_filled_is_shared_with_the_next() -> None:
+    rig = Rig.make(shares=True, host=20, device=16, max_model_len=40)
+    first, second = (sequence(32, 7, name=name, common=32) for name in ("first", "second"))
+    rig.submit(first)
+    rig.step_until(lambda: first.generated)
+    rig.submit(second)
+    rig.step_until(lambda: second.device_pages)
+    assert second.device_pages[:3] == first.device_pages[:3]
+    assert second.device_pages[3] != first.device_pages[3], "one token must be left to compute"
+    rig.finish()
+    for one in (first, second):
+        check_answer(rig, one)
 
 
 def test_cached_pages_make_way_for_those_who_need_room() -> None:

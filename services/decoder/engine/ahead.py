@@ -15,17 +15,17 @@ from __future__ import annotations
 from services.decoder.engine.admission import Admission
 from services.decoder.engine.limits import Limits
 from services.decoder.engine.page_desk import PageDesk
+from services.decoder.engine.resident_pages import ResidentPages
 from services.decoder.engine.room import Pages, Room
 from services.decoder.engine.roster import Roster
 from services.decoder.engine.step_plan import Planned, StepPlan
-from services.decoder.kv.device_pages import DevicePages
 
 
 class Ahead:
     """Decides steps that need not wait; the scheduler's own."""
 
     def __init__(
-        self, limits: Limits, desk: PageDesk, device: DevicePages, roster: Roster, admission: Admission
+        self, limits: Limits, desk: PageDesk, device: ResidentPages, roster: Roster, admission: Admission
     ) -> None:
         self._limits = limits
         self._desk = desk

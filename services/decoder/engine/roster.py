@@ -17,10 +17,10 @@ from services.decoder.engine.capacity_book import CapacityBook
 from services.decoder.engine.host_pages import HostPage
 from services.decoder.engine.limits import Limits
 from services.decoder.engine.page_desk import PageDesk
+from services.decoder.engine.resident_pages import ResidentPages
 from services.decoder.engine.room import Pages
 from services.decoder.engine.sequence import Sequence
 from services.decoder.engine.step_plan import NewPages, StepPlan
-from services.decoder.kv.device_pages import DevicePages
 
 Needs = list[tuple[Sequence, int]]
 """Host pages that each sequence of a step lacks."""
@@ -32,7 +32,7 @@ class Roster:
     What is free was named by no step that is under way.
     """
 
-    def __init__(self, limits: Limits, desk: PageDesk, device: DevicePages, hot: CapacityBook) -> None:
+    def __init__(self, limits: Limits, desk: PageDesk, device: ResidentPages, hot: CapacityBook) -> None:
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.lingering: list[Sequence] = []
@@ -66,7 +66,8 @@ class Roster:
     def lacking(self, sequence: Sequence, tokens: int) -> Pages:
         """Pages that a sequence needs beside its own for so many tokens."""
         pages = -(-tokens // self._limits.page_tokens)
-        return Pages(max(0, pages - len(sequence.host_pages)), max(0, pages - len(sequence.device_pages)))
+        device = len(sequence.device_pages) + len(sequence.laid_pages)
+        return Pages(max(0, pages - len(sequence.host_pages)), max(0, pages - device))
 
     def needs(self, plan: StepPlan) -> Needs:
         """Of everybody in a step."""
@@ -81,21 +82,49 @@ class Roster:
             assert sequence.row is not None
             sequence.host_pages += pages[:count]
             pages = pages[count:]
-            first = len(sequence.device_pages)
-            device = self._device.take(len(sequence.host_pages) - first)
-            assert device is not None, "the scheduler promised more device pages than there are"
+            first, laid = len(sequence.device_pages), sequence.laid_pages
+            device = laid + self._device.take(len(sequence.host_pages) - first - len(laid))
             sequence.device_pages += device
+            sequence.laid_pages = []
             host = [page.page for page in sequence.host_pages[first:]]
             plan.new_pages.append(NewPages(sequence.row, first, host, device))
             computed = -(-sequence.computed // self._limits.page_tokens) - first
             if computed > 0:  # found in the store, or kept while it was parked
-                plan.loads += zip(host[:computed], device[:computed], strict=True)
+                held = zip(host[:computed], device[:computed], strict=True)
+                plan.loads += [
+                    (page, place)
+                    for at, (page, place) in enumerate(held)
+                    if at >= len(laid) or self._device.is_empty(place)
+                ]
                 plan.cached_tokens += 0 if sequence.sheltered_until else sequence.cached
+
+    def share(self, sequence: Sequence) -> None:
+        """Let one that waits have the device pages of what was found for it, where others have it there."""
+        sealed = sequence.host_pages[: sequence.sealed]
+        sequence.laid_pages = self._device.share(sequence.page_hashes, sealed)
+
+    def unshare(self, sequence: Sequence) -> Pages:
+        """It gets no row after all; what came free."""
+        freed = self._device.give_back(sequence.laid_pages)
+        sequence.laid_pages = []
+        return Pages(0, freed)
+
+    def name_pages(self, sequence: Sequence) -> None:
+        """Let others share what it has sealed by now."""
+        full = min(sequence.sealed, len(sequence.device_pages), len(sequence.page_hashes))
+        for at in range(sequence.named, full):
+            self._device.name(sequence.page_hashes[at], sequence.host_pages[at], sequence.device_pages[at])
+        sequence.named = full
 
     def seat(self, sequence: Sequence) -> None:
         """Give a waiting one a row; one that had a row before is sheltered for a page's worth of tokens."""
         self.waiting.remove(sequence)
         sequence.row = self._free_rows.pop()
+        first, sealed = len(sequence.laid_pages), sequence.sealed
+        rest = slice(first, sealed)
+        if first < sealed:
+            sequence.laid_pages += self._device.lay(sequence.page_hashes[rest], sequence.host_pages[rest])
+        sequence.named = sealed
         self.hot.admit(sequence.row, sequence.reach)
         if sequence.has_run:
             sequence.sheltered_until = sequence.computed + self._limits.page_tokens
@@ -145,15 +174,13 @@ class Roster:
         assert sorted([*self._free_rows, *(row for row in rows if row is not None)]) == list(
             range(self._limits.max_rows)
         ), "rows lost or owned twice"
-        assert all(s.row is None and not s.device_pages for s in self.waiting), "one that waits has a place"
-        held = sum(len(sequence.device_pages) for sequence in seated)
-        assert held + self._device.free == self._device.count, "device pages lost"
+        assert all(s.row is None and not s.places for s in self.waiting), "one that waits has a place"
         everyone = [*self.waiting, *seated]
         for sequence in everyone:
             pages = len(sequence.host_pages)
             assert len(sequence.device_pages) in (pages, 0), "host and device pages differ"
             assert sequence.computed <= pages * self._limits.page_tokens, "computed tokens have no page"
-        self._device.check_integrity()
+        self._device.check_integrity(page for sequence in seated for page in sequence.places)
         self.hot.check_integrity()
         self._desk.check_integrity(page for sequence in everyone for page in sequence.host_pages)
 
@@ -164,10 +191,9 @@ class Roster:
         """Take row and device pages from one that has them."""
         assert sequence.row is not None
         (self.running if sequence in self.running else self.lingering).remove(sequence)
-        self._device.give_back(sequence.device_pages)
+        freed = self._device.give_back(sequence.places)
         self.hot.leave(sequence.row)
-        freed = len(sequence.device_pages)
         self.left_rows.append(sequence.row)
         self._free_rows.append(sequence.row)
-        sequence.row, sequence.device_pages = None, []
+        sequence.row, sequence.device_pages, sequence.laid_pages, sequence.named = None, [], [], 0
         return Pages(0, freed)

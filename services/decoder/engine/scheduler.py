@@ -22,6 +22,7 @@ from services.decoder.engine.host_pages import HostPages
 from services.decoder.engine.limits import Limits
 from services.decoder.engine.page_desk import PageDesk
 from services.decoder.engine.page_hash import PageHasher
+from services.decoder.engine.resident_pages import ResidentPages
 from services.decoder.engine.room import Pages, Room
 from services.decoder.engine.roster import Roster
 from services.decoder.engine.sequence import Finish, SampledToken, Sequence
@@ -43,11 +44,11 @@ class Scheduler:
         """Without a `hasher` no prefix is looked for or left behind; without `hot` slots are not counted."""
         self.limits = limits
         self._desk = PageDesk(host, hasher, limits.page_tokens)
-        self._device = device
+        self._device = ResidentPages(device)
         self.hot = hot or CapacityBook()
-        self._roster = Roster(limits, self._desk, device, self.hot)
-        self._admission = Admission(limits, self._desk, self._roster)
-        self._ahead = Ahead(limits, self._desk, device, self._roster, self._admission)
+        self._roster = Roster(limits, self._desk, self._device, self.hot)
+        self._admission = Admission(limits, self._desk, self._roster, self._device)
+        self._ahead = Ahead(limits, self._desk, self._device, self._roster, self._admission)
         self._under_way: StepPlan | None = None  # planned ahead, and not applied yet
         self._hindrance = Planned.IDLE  # why the next step is not planned ahead
 
@@ -162,6 +163,7 @@ class Scheduler:
             sequences with tokens that the client has not seen, or that ended.
         """
         self._roster.settle()  # nothing names them any more: the step ahead was planned without them
+        self._device.loaded(place for _, place in plan.loads)
         # Of a step that was planned ahead, those that have ended since computed in vain.
         chunks = [chunk for chunk in plan.chunks if chunk.sequence.finish is None]
         decodes = [sequence for sequence in plan.decodes if sequence.finish is None]
@@ -173,6 +175,7 @@ class Scheduler:
         busy = [*decodes, *(chunk.sequence for chunk in chunks)]
         for sequence in busy:
             self._desk.seal_full_pages(sequence)
+            self._roster.name_pages(sequence)
         for sequence in busy:
             if sequence.is_prefilling:
                 continue
@@ -187,6 +190,7 @@ class Scheduler:
     def abandon(self) -> None:
         """Whatever was under way will never be applied."""
         self._under_way = None
+        self._device.forget_loads()
         self._roster.settle()
 
     def seal_now(self) -> None:

@@ -86,10 +86,12 @@ class Sequence:
     computed: int = 0  # tokens whose KV is written
     cached: int = 0  # prompt tokens that were found in the store at first, before it had computed any
     sealed: int = 0  # pages that are sealed, or about to be
+    named: int = 0  # of these, pages whose device pages others may share
     page_hashes: list[bytes] = field(default_factory=list)  # of full pages, as far as they were asked for
     row: int | None = None
     host_pages: list[HostPage] = field(default_factory=list)
     device_pages: list[int] = field(default_factory=list)
+    laid_pages: list[int] = field(default_factory=list)  # device pages of what was found
     has_run: bool = False  # whether it has had a row
     sheltered_until: int = 0  # computed tokens before which a resumed one is not made to wait again
     refused: Chances | None = None  # what there was when it got no row
@@ -108,6 +110,11 @@ class Sequence:
     def reach(self) -> int:
         """Tokens that it may come to: prompt and longest answer."""
         return len(self.prompt) + self.max_tokens
+
+    @property
+    def places(self) -> list[int]:
+        """All its device pages."""
+        return [*self.device_pages, *self.laid_pages]
 
     @property
     def is_prefilling(self) -> bool:

@@ -19,6 +19,10 @@ class DevicePages:
         """Pages that can be taken now."""
         return len(self._free)
 
+    def references(self, page: int) -> int:
+        """Of one page; 0 = it is free."""
+        return self._references[page]
+
     def take(self, count: int) -> list[int] | None:
         """`count` pages with one reference each, or None if there are fewer."""
         if count > len(self._free):

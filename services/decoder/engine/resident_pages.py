@@ -1,0 +1,117 @@
+"""Device pages, and which of them hold what a sealed host page holds: rows with a common prefix share those.
+
+Knows pages and hashes, not whose they are. A page that was found in the store is laid out when its row is let
+in, before anything has loaded it; whoever is equipped first has it loaded, and the others find it there.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from services.decoder.engine.host_pages import HostPage
+from services.decoder.kv.device_pages import DevicePages
+
+
+class ResidentPages:
+    """Of one engine. A page is empty until it is loaded or written by its row."""
+
+    def __init__(self, device: DevicePages) -> None:
+        self._device = device
+        self._named: dict[bytes, tuple[HostPage, int]] = {}
+        self._name_of: dict[int, bytes] = {}
+        self._empty: set[int] = set()  # to be loaded by the next step that names them
+        self._loading: set[int] = set()  # by a step that is not booked yet
+
+    @property
+    def count(self) -> int:
+        """All of them."""
+        return self._device.count
+
+    @property
+    def free(self) -> int:
+        """That nobody has."""
+        return self._device.free
+
+    def expected(self, hashes: Sequence[bytes]) -> int:
+        """How many of the first pages of a chain lie there, if their host pages are found again."""
+        count = 0
+        while count < len(hashes) and hashes[count] in self._named:
+            count += 1
+        return count
+
+    def share(self, hashes: Sequence[bytes], pages: Sequence[HostPage]) -> list[int]:
+        """Where the first of some sealed pages lie, as far as they do; a reference to each."""
+        found = []
+        for page_hash, page in zip(hashes, pages, strict=False):
+            host, place = self._named.get(page_hash, (None, -1))
+            if host != page:
+                break
+            found.append(place)
+        self._device.share(found)
+        return found
+
+    def lay(self, hashes: Sequence[bytes], pages: Sequence[HostPage]) -> list[int]:
+        """Take a page for each of some sealed ones, to be loaded from it, and let others share it."""
+        taken = self.take(len(pages))
+        self._empty.update(taken)
+        for page_hash, page, place in zip(hashes, pages, taken, strict=True):
+            self.name(page_hash, page, place)
+        return taken
+
+    def take(self, count: int) -> list[int]:
+        """Pages for somebody alone."""
+        taken = self._device.take(count)
+        assert taken is not None, "the scheduler promised more device pages than there are"
+        return taken
+
+    def name(self, page_hash: bytes, page: HostPage, place: int) -> None:
+        """A device page holds, or will, what a sealed page holds; the first that does is shared."""
+        if page_hash not in self._named and place not in self._name_of:
+            self._named[page_hash] = page, place
+            self._name_of[place] = page_hash
+
+    def is_empty(self, place: int) -> bool:
+        """Whether it must be loaded before it is read; if so, the step being planned will."""
+        if place not in self._empty:
+            return False
+        self._empty.remove(place)
+        self._loading.add(place)
+        return True
+
+    def loaded(self, places: Iterable[int]) -> None:
+        """The step that loads them is over."""
+        self._loading.difference_update(places)
+
+    def forget_loads(self) -> None:
+        """No step that was to load pages can be relied on."""
+        self._empty |= self._loading
+        self._loading.clear()
+
+    def give_back(self, pages: Sequence[int]) -> int:
+        """One reference less to each; how many are free now."""
+        before = self._device.free
+        self._device.give_back(list(pages))
+        for place in pages:
+            if not self._device.references(place):
+                self._empty.discard(place)
+                self._loading.discard(place)
+                if page_hash := self._name_of.pop(place, b""):
+                    del self._named[page_hash]
+        return self._device.free - before
+
+    def freed_by(self, pages: Iterable[int]) -> int:
+        """How many would be free if these references were given back."""
+        given = Counter(pages)
+        return sum(self._device.references(place) == count for place, count in given.items())
+
+    def check_integrity(self, held: Iterable[int]) -> None:
+        """Raise AssertionError unless rows hold, all together, the references that were given out."""
+        self._device.check_integrity()
+        references = Counter(held)
+        assert all(references[place] == self._device.references(place) for place in range(self.count)), (
+            "device pages lost or owned twice"
+        )
+        named = {place: page_hash for page_hash, (_, place) in self._named.items()}
+        assert named == self._name_of, "device pages have other names than they are found by"
+        assert {*named, *self._empty, *self._loading} <= set(references), "a page that nobody holds is known"
