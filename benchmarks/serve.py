@@ -5,9 +5,10 @@
 
 Both services run as `make run` starts them, with random weights of real shapes; every stream is a connection
 of its own. Prompts share all but their last page, so that the store has them after the first and the clock is
-that of decode; the last round of the shortest context asks with prompts that nobody has seen, for the first
-token under load. What random weights choose means nothing, so the miss rate stands beside each time: real
-text misses 7% at twice the budget.
+that of decode; on the device each row has pages of its own, as rows of different prompts have. The last round
+of the shortest context asks with prompts that nobody has seen, for the first token under load. What random
+weights choose means nothing, so the miss rate stands beside each time: real text misses 7% at twice the
+budget.
 
 `tpot_ms` is the mean time between a stream's tokens while all streams run, or of all its tokens where they
 never ran all at once. The GPU's own are `replay_ms`, a decode step from its inputs to its logits, and of all
@@ -108,12 +109,13 @@ def flags(mode: str, device_bytes: int, token_bytes: int, rows: int, longest: in
     Tiered divides them: index for every row at the longest context, but half of the bytes at most.
     """
     index_bytes = token_bytes * _BOUNDS_SHARE
+    own = ["--no-share-device-pages"]
     if mode == "full":
         tokens = int(device_bytes / (token_bytes + index_bytes))
-        return ["--kv-mode", "full", "--device-cache-tokens", str(tokens)]
+        return [*own, "--kv-mode", "full", "--device-cache-tokens", str(tokens)]
     tokens = int(min(rows * longest, device_bytes / 2 / index_bytes))
     hot_bytes = int(device_bytes - tokens * index_bytes)
-    return ["--device-cache-tokens", str(tokens), "--hot-bytes", str(hot_bytes)]
+    return [*own, "--device-cache-tokens", str(tokens), "--hot-bytes", str(hot_bytes)]
 
 
 def main() -> None:

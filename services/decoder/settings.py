@@ -157,6 +157,11 @@ class DecoderSettings(ServiceSettings):
         description="an experiment: attention over what is resident runs while what misses comes, then over "
         "that; so the last bits of an answer, and now and then a token, depend on what is resident",
     )
+    share_device_pages: bool = Field(
+        True,
+        description="rows that begin alike have one set of device pages for what they share; off, each has "
+        "its own, as rows of different prompts have",
+    )
     probe_no_io: bool = Field(
         False,
         description="benchmark probe on a GPU: resolve moves no bytes, so every answer is WRONG",

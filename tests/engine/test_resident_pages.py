@@ -32,6 +32,15 @@ def test_the_first_pages_of_a_chain_are_shared_as_far_as_they_lie_there() -> Non
     pages.check_integrity([])
 
 
+def test_nobody_shares_unless_they_may() -> None:
+    pages = ResidentPages(DevicePages(10), shared=False)
+    [place] = pages.lay(HASHES[:1], PAGES[:1])
+    assert pages.is_empty(place)
+    assert pages.share(HASHES, PAGES) == []
+    assert pages.expected(HASHES) == 0
+    pages.check_integrity([place])
+
+
 def test_a_page_of_other_bytes_is_not_shared() -> None:
     """The same tokens, computed twice: host pages differ, and so may the last bits."""
     pages = ResidentPages(DevicePages(10))

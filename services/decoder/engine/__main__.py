@@ -136,7 +136,14 @@ def load(
     runner = assemble(plan, model, arena, device)
     device_pages = DevicePages(plan.device_pages)
     hasher = page_hasher(plan, kv_fingerprint(spec, shape))
-    scheduler = Scheduler(limits_of(plan), store, device_pages, hasher, capacity_book(plan))
+    scheduler = Scheduler(
+        limits_of(plan),
+        store,
+        device_pages,
+        hasher,
+        capacity_book(plan),
+        share_device_pages=settings.share_device_pages,
+    )
     _log.info("memory_plan model=%s device=%s\n%s", settings.model.name, device, plan.table())
     if settings.hits_first:
         _log.warning("hits_first answers=%r", "their last bits, so now and then a token, depend on residency")

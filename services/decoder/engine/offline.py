@@ -75,7 +75,14 @@ class OfflineEngine:
         self.device_pages = DevicePages(self.plan.device_pages)
         hasher = page_hasher(self.plan, kv_fingerprint(spec, shape))
         book = capacity_book(self.plan)
-        self.scheduler = Scheduler(limits_of(self.plan), self.host, self.device_pages, hasher, book)
+        self.scheduler = Scheduler(
+            limits_of(self.plan),
+            self.host,
+            self.device_pages,
+            hasher,
+            book,
+            share_device_pages=settings.share_device_pages,
+        )
         self.runner = assemble(self.plan, self.model, self.arena, device, wrap, wrap_tokens)
         self.on_plan: Callable[[StepPlan], None] = lambda plan: None
         self._stepper = Stepper(self.scheduler, self.runner, nullcontext(), lambda plan: self.on_plan(plan))

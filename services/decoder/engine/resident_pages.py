@@ -16,8 +16,10 @@ from services.decoder.kv.device_pages import DevicePages
 class ResidentPages:
     """Of one engine. A page is empty until it is loaded or written by its row."""
 
-    def __init__(self, device: DevicePages) -> None:
+    def __init__(self, device: DevicePages, *, shared: bool = True) -> None:
+        """Unless they are `shared`, each row has its own."""
         self._device = device
+        self._shared = shared
         self._named: dict[bytes, tuple[HostPage, int]] = {}
         self._name_of: dict[int, bytes] = {}
         self._empty: set[int] = set()  # to be loaded by the next step that names them
@@ -67,7 +69,7 @@ class ResidentPages:
 
     def name(self, page_hash: bytes, page: HostPage, place: int) -> None:
         """A device page holds, or will, what a sealed page holds; the first that does is shared."""
-        if page_hash not in self._named and place not in self._name_of:
+        if self._shared and page_hash not in self._named and place not in self._name_of:
             self._named[page_hash] = page, place
             self._name_of[place] = page_hash
 
@@ -90,15 +92,13 @@ class ResidentPages:
 
     def give_back(self, pages: Sequence[int]) -> int:
         """One reference less to each; how many are free now."""
-        before = self._device.free
-        self._device.give_back(list(pages))
-        for place in pages:
-            if not self._device.references(place):
-                self._empty.discard(place)
-                self._loading.discard(place)
-                if page_hash := self._name_of.pop(place, b""):
-                    del self._named[page_hash]
-        return self._device.free - before
+        freed = self._device.give_back(list(pages))
+        for place in freed:
+            if page_hash := self._name_of.pop(place, b""):
+                del self._named[page_hash]
+        self._empty.difference_update(freed)
+        self._loading.difference_update(freed)
+        return len(freed)
 
     def freed_by(self, pages: Iterable[int]) -> int:
         """How many would be free if these references were given back."""

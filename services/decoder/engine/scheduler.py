@@ -40,11 +40,13 @@ class Scheduler:
         device: DevicePages,
         hasher: PageHasher | None = None,
         hot: CapacityBook | None = None,
+        *,
+        share_device_pages: bool = True,
     ) -> None:
         """Without a `hasher` no prefix is looked for or left behind; without `hot` slots are not counted."""
         self.limits = limits
         self._desk = PageDesk(host, hasher, limits.page_tokens)
-        self._device = ResidentPages(device)
+        self._device = ResidentPages(device, shared=share_device_pages)
         self.hot = hot or CapacityBook()
         self._roster = Roster(limits, self._desk, self._device, self.hot)
         self._admission = Admission(limits, self._desk, self._roster, self._device)

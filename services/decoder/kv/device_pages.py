@@ -39,14 +39,16 @@ class DevicePages:
                 raise ValueError(f"device page {page} is free and cannot be shared")
             self._references[page] += 1
 
-    def give_back(self, pages: list[int]) -> None:
-        """One reference less; a page without any is free."""
+    def give_back(self, pages: list[int]) -> list[int]:
+        """One reference less; a page without any is free. Those that are now."""
+        first = len(self._free)
         for page in pages:
             if self._references[page] == 0:
                 raise ValueError(f"device page {page} is free already")
             self._references[page] -= 1
             if self._references[page] == 0:
                 self._free.append(page)
+        return self._free[first:]
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless every page is free once or referenced."""
