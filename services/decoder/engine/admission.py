@@ -115,7 +115,7 @@ class Admission:
             return False
         need, matched = self._roster.lacking(sequence, sequence.admission_tokens), []
         if not sequence.is_parked:
-            self._desk.name_pages(sequence)
+            self._desk.hash_pages(sequence)
             found = min(need.host, self._desk.most_found(sequence))
             there = self._device.expected(sequence.page_hashes[:found])
             if not self._is_enough(sequence, Pages(need.host - found, need.device - there), room, victims):

@@ -26,7 +26,7 @@ _STRIDE = 8  # between larger sizes; from 64 on twice, from 256 on eight times a
 
 
 def batch_sizes(max_rows: int) -> list[int]:
-    """The sizes captured: few, and never more than an eighth above what runs, from 8 rows on."""
+    """The sizes captured: few, less than twice what runs, and at most a quarter above it from 32 rows on."""
     sizes = [size for size in _SMALL_SIZES if size < max_rows]
     at = 16
     while at < max_rows:

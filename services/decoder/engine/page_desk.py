@@ -78,7 +78,7 @@ class PageDesk:
             return 0
         return (len(sequence.prompt) + max(0, len(sequence.known) - 1) - 1) // self._page_tokens
 
-    def name_pages(self, sequence: Sequence) -> None:
+    def hash_pages(self, sequence: Sequence) -> None:
         """Hash what a match will ask for; nothing but the sequence is touched."""
         if self._hasher is not None:
             self._hasher.extend(sequence, self.most_found(sequence))

@@ -79,7 +79,7 @@ class Scheduler:
         any thread.
         """
         for sequence in sequences:
-            self._desk.name_pages(sequence)
+            self._desk.hash_pages(sequence)
 
     def submit(self, sequences: list[Sequence]) -> None:
         """Queue the choices of one request, all or none.
