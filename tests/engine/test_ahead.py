@@ -270,6 +270,31 @@ def test_a_failure_ends_whoever_is_under_way_and_nobody_else(where: str) -> None
     check_answer(rig, waits)
 
 
+def test_rows_that_a_dropped_plan_was_to_leave_are_left_by_the_next() -> None:
+    """A row had ended; the step that was to tell the device so is planned, and the one before it fails."""
+    rig = rig_of(replace(LIMITS, max_rows=3))
+    rig.runner = runner = Breaking(rig.limits, runs_ahead=True)
+    rig.stepper = Stepper(rig.scheduler, runner, nullcontext())
+    ends, talks = sequence(5, 6, name="ends"), sequence(5, 40, name="talks")
+    rig.submit(ends, talks)
+    rig.step_until(lambda: len(ends.generated) == 5)
+    runner.at_complete = True  # of the step that is launched now, without the one that ends
+    rig.step()
+    assert ends.finish is not None
+    with pytest.raises(StepFailed) as failed:
+        rig.step()
+    runner.at_complete = False
+    runner.under_way.clear()
+    for one in failed.value.sequences:
+        rig.scheduler.fail(one, "failed")
+        rig.ended.append(one)
+    others = [sequence(5, 9, name=str(number)) for number in range(3)]
+    rig.submit(*others)
+    rig.finish()
+    for one in others:
+        check_answer(rig, one)
+
+
 class Losing(LocalPages):
     """A store that can be told to lose everything."""
 

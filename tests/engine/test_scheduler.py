@@ -462,6 +462,53 @@ def test_rows_with_a_common_prefix_share_its_device_pages(
         check_answer(rig, one)
 
 
+def test_who_was_refused_is_tried_again_when_another_lays_out_its_beginning() -> None:
+    """It lacks device pages until one that passed it has brought four of them."""
+    rig = Rig.make(shares=True, host=90, device=14, max_rows=4, max_waiting=9, max_model_len=100)
+    prefilled(rig, sequence(33, 2, name="first", common=32))
+    runs = sequence(33, 4, name="runs")
+    rig.submit(runs)
+    rig.step_until(lambda: runs.generated)
+    waits, passes = sequence(73, 3, name="waits", common=32), sequence(33, 30, name="passes", common=32)
+    rig.submit(waits, passes)
+    rig.step_until(lambda: runs.finish)
+    assert waits.row is None
+    rig.step_until(lambda: waits.generated)
+    assert not passes.finish
+    rig.finish()
+    for one in (runs, waits, passes):
+        check_answer(rig, one)
+
+
+def test_what_is_free_is_asked_for_where_nobody_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another engine had the pages when this one heard of them last."""
+    rig = Rig.make(shares=True, host=20, device=20, max_model_len=40)
+    free = rig.host.pages.free
+    known = [0]
+    match = rig.host.match
+
+    def looks(page_hashes: Collection[bytes], prompt: Collection[int] = ()) -> list[HostPage]:
+        known[0] = free
+        return match(page_hashes, prompt)
+
+    monkeypatch.setattr(rig.host, "match", looks)
+    monkeypatch.setattr(type(rig.host), "free", property(lambda self: known[0]))
+    rig.submit(one := sequence(33, 4))
+    rig.step()
+    assert one.computed > 0
+
+
+def test_choices_of_one_prompt_are_hashed_once() -> None:
+    rig = Rig.make(shares=True, host=20, device=20, max_model_len=40)
+    many = [sequence(33, 4, choice=choice) for choice in range(3)]
+    other = sequence(33, 4, choice=3, salt=b"tenant")
+    rig.scheduler.prepare([*many, other])
+    assert len(many[0].page_hashes) == 4
+    assert many[0].page_hashes == many[1].page_hashes == many[2].page_hashes
+    assert many[1].page_hashes is not many[0].page_hashes
+    assert not set(other.page_hashes) & set(many[0].page_hashes)
+
+
 def test_nobody_is_made_to_wait_for_pages_that_stay_shared() -> None:
     """Three rows over one beginning; an urgent one wants more device pages than all of them would leave."""
     rig = Rig.make(shares=True, host=60, device=16, max_model_len=80, max_rows=4, max_waiting=9)

@@ -241,6 +241,7 @@ def serve(
     try:
         served = load(settings, store, servicer, ended)
         writing.set()
+        gc.collect()
         gc.freeze()  # no step need wait for a collection among what stays until the end
         servicer.serve(served)
         _log.info("engine_ready socket=%s pid=%d", settings.engine_socket, os.getpid())

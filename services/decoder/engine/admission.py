@@ -46,6 +46,7 @@ class Admission:
         self._desk = desk
         self._roster = roster
         self._device = device
+        self._asked = 0  # pages, of the store, in this step
 
     def is_worth_trying(self, room: Room) -> bool:
         """Whether somebody may get a row now who did not the last time."""
@@ -75,15 +76,14 @@ class Admission:
     def admit(self, plan: StepPlan, room: Room) -> None:
         """Let those in whom there is room for, as they come; who was passed too often holds the queue up."""
         passed: list[Sequence] = []
-        asked = 0
+        self._asked = 0
         for sequence in list(self._roster.waiting):
             if not self._roster.free_rows or len(passed) == MOST_PASSED:
                 break
-            if plan.decodes and asked >= MOST_ASKED:
+            if plan.decodes and self._asked >= MOST_ASKED:
                 break  # in the next step, for some would wait for this one
             if self._has_tokens(sequence, plan) and self._admit(sequence, room, []):
                 join(plan, sequence, self._limits)
-                asked += self._desk.most_found(sequence)
                 for one in passed:
                     one.passed += 1
             elif sequence.passed >= MOST_PASSED:
@@ -118,7 +118,9 @@ class Admission:
             self._desk.hash_pages(sequence)
             found = min(need.host, self._desk.most_found(sequence))
             there = self._device.expected(sequence.page_hashes[:found])
-            if not self._is_enough(sequence, Pages(need.host - found, need.device - there), room, victims):
+            least = Pages(need.host - found, need.device - there)
+            # Where nobody runs, what is known to be free may be out of date, and a match tells.
+            if self._roster.running and not self._is_enough(sequence, least, room, victims):
                 sequence.refused = chances
                 return False  # whatever a match might find
             matched = self._match(sequence, room)
@@ -139,6 +141,7 @@ class Admission:
     def _match(self, sequence: Sequence, room: Room) -> list[HostPage]:
         """Begin with what is in the store."""
         before = self._desk.free
+        self._asked += self._desk.most_found(sequence)
         matched = self._desk.match(sequence)
         room.host -= before - self._desk.free
         sequence.host_pages, sequence.sealed = matched, len(matched)
@@ -192,4 +195,5 @@ class Admission:
             -len(self._roster.running),
             len(victims),
             self._desk.prompts_sealed,
+            self._device.laid,
         )

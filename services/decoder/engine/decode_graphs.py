@@ -102,7 +102,7 @@ class DecodeGraphs:
             torch.cuda.current_stream().wait_stream(stream)
             if self._capture:
                 graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph, pool=pool), _nothing_collected():
+                with _nothing_collected(), torch.cuda.graph(graph, pool=pool):
                     logits = self._logits[size] = self._compute(size)
                 self._graphs[size] = graph
             yield logits

@@ -18,6 +18,7 @@ class ResidentPages:
 
     def __init__(self, device: DevicePages, *, shared: bool = True) -> None:
         """Unless they are `shared`, each row has its own."""
+        self.laid = 0  # pages so far, of what was found in the store
         self._device = device
         self._shared = shared
         self._named: dict[bytes, tuple[HostPage, int]] = {}
@@ -56,6 +57,7 @@ class ResidentPages:
     def lay(self, hashes: Sequence[bytes], pages: Sequence[HostPage]) -> list[int]:
         """Take a page for each of some sealed ones, to be loaded from it, and let others share it."""
         taken = self.take(len(pages))
+        self.laid += len(taken)
         self._empty.update(taken)
         for page_hash, page, place in zip(hashes, pages, taken, strict=True):
             self.name(page_hash, page, place)

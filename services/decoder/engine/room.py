@@ -29,6 +29,7 @@ class Chances(NamedTuple):
     fewer_running: int  # negative: each of them may want a page soon
     victims: int
     prompts_sealed: int  # pages so far, that a match may find
+    pages_laid: int  # device pages so far, that may be shared
 
     def exceed(self, refused: Chances | None) -> bool:
         """Whether trying again is worth a match."""

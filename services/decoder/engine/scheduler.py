@@ -78,8 +78,13 @@ class Scheduler:
         """Do for newcomers, before `submit`, what would keep a step waiting; they alone are touched, so on
         any thread.
         """
+        before: Sequence | None = None
         for sequence in sequences:
+            if before is not None and (before.salt, before.prompt) == (sequence.salt, sequence.prompt):
+                full = len(sequence.prompt) // self.limits.page_tokens
+                sequence.page_hashes = before.page_hashes[:full]
             self._desk.hash_pages(sequence)
+            before = sequence
 
     def submit(self, sequences: list[Sequence]) -> None:
         """Queue the choices of one request, all or none.
@@ -191,6 +196,8 @@ class Scheduler:
 
     def abandon(self) -> None:
         """Whatever was under way will never be applied."""
+        if self._under_way is not None:  # it may never have been launched; a row may be left twice
+            self._roster.left_rows = [*self._under_way.left_rows, *self._roster.left_rows]
         self._under_way = None
         self._device.forget_loads()
         self._roster.settle()

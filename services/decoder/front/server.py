@@ -147,6 +147,7 @@ class _Life:
         serving = loop.create_task(self._server.serve(sockets=[self._listener]))
         engine = loop.create_task(self._front.engines.run())
         asked = loop.create_task(self._asked.wait())
+        gc.collect()
         gc.freeze()  # no token need wait for a collection among what stays until the end
         _log.info("listening url=%s model=%s", url_of(self._listener), self._front.model)
         try:
