@@ -75,8 +75,8 @@ class ResidentPages:
             self._named[page_hash] = page, place
             self._name_of[place] = page_hash
 
-    def is_empty(self, place: int) -> bool:
-        """Whether it must be loaded before it is read; if so, the step being planned will."""
+    def must_load(self, place: int) -> bool:
+        """Whether the step being planned must load it, and does: no other will, unless that one fails."""
         if place not in self._empty:
             return False
         self._empty.remove(place)

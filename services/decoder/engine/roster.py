@@ -94,7 +94,7 @@ class Roster:
                 plan.loads += [
                     (page, place)
                     for at, (page, place) in enumerate(held)
-                    if at >= len(laid) or self._device.is_empty(place)
+                    if at >= len(laid) or self._device.must_load(place)
                 ]
                 plan.cached_tokens += 0 if sequence.sheltered_until else sequence.cached
 
