@@ -61,7 +61,7 @@ class Rig:
         self.layers: list[list[ResolveCall]] = []
         rows, device = case.batch, torch.device("cuda")
         generator = torch.Generator(device=device).manual_seed(7)
-        self.opened = torch.full((rows,), self.max_blocks - 1, dtype=torch.int32, device=device)
+        length = torch.full((rows,), self.max_blocks, dtype=torch.int32, device=device)
         seats = torch.arange(rows, dtype=torch.int32, device=device)
         real = torch.full((1,), rows, dtype=torch.int32, device=device)
         for layer in range(LAYERS):
@@ -94,7 +94,7 @@ class Rig:
                     ResolveCall(
                         tables=tables,
                         selected=chosen.int().contiguous(),
-                        open_block=self.opened,
+                        length=length,
                         seats=seats,
                         real_rows=real,
                         host_pages=pages,
@@ -105,6 +105,7 @@ class Rig:
                         open_slot=torch.empty(lanes, dtype=torch.int32, device=device),
                         groups=case.groups,
                         blocks_per_page=1,
+                        block_tokens=1,
                     )
                 )
             self.layers.append(calls)

@@ -29,6 +29,7 @@ pytestmark = pytest.mark.gpu
 TABLES = ("block_to_slot", "slot_to_block", "order", "parcels", "capacity")
 OUTS = ("slots", "open_slot", "plan.count", "plan.source", "plan.target", "split.hits", "split.misses")
 PADDING = 2
+BLOCK_TOKENS = 4
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ class Rig:
         self.call = ResolveCall(
             tables=self.gpu,
             selected=self.gpu_tensor(batch_lanes, case.top_k),
-            open_block=self.gpu_tensor(batch_rows),
+            length=self.gpu_tensor(batch_rows),
             seats=self.gpu_tensor(batch_rows),
             real_rows=self.gpu_tensor(1),
             host_pages=self.host_pages.int(),
@@ -148,6 +149,7 @@ class Rig:
             open_slot=self.gpu_tensor(batch_lanes),
             groups=case.groups,
             blocks_per_page=case.blocks_per_page,
+            block_tokens=BLOCK_TOKENS,
             waited_until=torch.zeros(1, dtype=torch.int64, device="cuda"),
             plan=MissPlan(
                 self.gpu_tensor(batch_lanes, case.top_k),
@@ -233,7 +235,7 @@ class Rig:
         for out in (call.slots, call.open_slot, plan.source, plan.target, plan.count, *split):
             out.fill_(-7)
         call.selected[:real] = picks
-        call.open_block[: len(rows)] = opened
+        call.length[: len(rows)] = opened * BLOCK_TOKENS + len(rows) % BLOCK_TOKENS + 1
         call.seats[: len(rows)] = seats
         call.real_rows.fill_(len(rows))
         call.launch(self.shape)

@@ -50,11 +50,6 @@ class DecodeBatch:
         return self.position // self.block_tokens
 
     @cached_property
-    def open_block_int32(self) -> Tensor:
-        """[R] int32, the same for a kernel."""
-        return self.open_block.int()
-
-    @cached_property
     def lane_open_block(self) -> Tensor:
         """[L] int64."""
         return self._by_lane(self.open_block)

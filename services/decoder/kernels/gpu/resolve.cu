@@ -33,7 +33,7 @@
 
 struct ResolveParams {
   const i32* selected;      // [rows * groups, top_k] blocks, -1 = none
-  const i32* open_block;    // [rows] block of each row's newest token
+  const i32* length;        // [rows] tokens, the newest included
   const i32* seats;         // [rows] row of the tables that each row of the batch sits in
   const i32* real_rows;     // [1] rows of the batch that are not padding
   i32* slots;               // out [rows * groups, top_k] pool slots, -1 = none
@@ -53,7 +53,7 @@ struct ResolveParams {
   i32* plan_count;          // out [rows * groups] fetches
   i32* hits;                // out [rows * groups, top_k] the selection without what is fetched; null = not wanted
   i32* misses;              // out [rows * groups, top_k] block of each fetch of the plan, -1 pads; where hits are wanted
-  i32 top_k, groups, max_blocks, max_parcels, max_pages, blocks_per_page;
+  i32 top_k, groups, max_blocks, max_parcels, max_pages, blocks_per_page, block_tokens;
   i32 copy_threads;  // of a thread block; too many loads in flight thrash the address translation
 };
 
@@ -201,7 +201,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS) resolve(co
   // ---- before the previous kernel has ended: only what no kernel of the step writes
   const bool padding = batch_row >= *p.real_rows;
   const i32 seat = padding ? 0 : p.seats[batch_row];
+  const i32 opened = padding ? 0 : (p.length[batch_row] - 1) / p.block_tokens;
   const i32 capacity = padding ? 0 : p.capacity[seat];
+  const i32 lane = seat * p.groups + group;
+  i32* block_to_slot = p.block_to_slot + (size_t)lane * p.max_blocks;
+  // A layer's weights have driven the table out of the cache; ask for it, if the choice will touch most of it.
+  const i32 line = (rank * THREADS + thread) * 32;
+  if (!padding && line <= opened && opened / 32 < p.top_k)
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(block_to_slot + line) : "memory");
   const i32 stretch = ((capacity + CLUSTER - 1) / CLUSTER + 3) & ~3;
   if (thread == 0) {
     listed = 0, lowest = ALL, highest = 0;
@@ -235,7 +242,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS) resolve(co
     const i32 j = (warp * ID_TILES + t) * 32 + lane_id;
     ids[t] = j < p.top_k ? selected[j] : -1;
   }
-  const i32 opened = p.open_block[batch_row];
   if (padding) {  // the whole cluster leaves, nothing is touched
     for (i32 j = rank * THREADS + thread; j < p.top_k; j += CLUSTER * THREADS) {
       out[j] = -1;
@@ -249,8 +255,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS) resolve(co
     cluster_started();
     return;
   }
-  const i32 lane = seat * p.groups + group;
-  i32* block_to_slot = p.block_to_slot + (size_t)lane * p.max_blocks;
   const auto pooled_at = [&](i32 slot) { return parcel_base[slot / PARCEL_SLOTS] + slot % PARCEL_SLOTS; };
   const i32* host_pages = p.host_pages + (size_t)seat * p.max_pages;
   const i32 first = rank * stretch;

@@ -34,14 +34,14 @@ class ResolveParams(ctypes.Structure):
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in (
-            "selected", "open_block", "seats", "real_rows", "slots", "open_slot",
+            "selected", "length", "seats", "real_rows", "slots", "open_slot",
             "block_to_slot", "slot_to_block", "order", "parcels", "capacity",
             "host_pages", "arena", "pool", "counters", "waited_until",
             "plan_source", "plan_target", "plan_count", "hits", "misses",
         )),
         *((name, ctypes.c_int32) for name in (
             "top_k", "groups", "max_blocks", "max_parcels", "max_pages", "blocks_per_page",
-            "copy_threads",
+            "block_tokens", "copy_threads",
         )),
     ]  # fmt: skip
 
@@ -195,13 +195,13 @@ def _words(top_k: int) -> int:
 class ResolveCall:
     """One layer's launch: everything but the variant. All tensors int32 on the device unless said.
 
-    `seats`, `real_rows`, `tables.parcels` and `tables.capacity` are read before the kernel ahead has ended:
-    within a step nothing may write them.
+    `seats`, `length`, `real_rows`, `tables.parcels` and `tables.capacity` are read before the kernel ahead
+    has ended: within a step nothing may write them.
     """
 
     tables: LaneTables
     selected: Tensor  # [rows * groups, top_k]
-    open_block: Tensor  # [rows]
+    length: Tensor  # [rows] tokens, the newest included
     seats: Tensor  # [rows]
     real_rows: Tensor  # [1]
     host_pages: Tensor  # [table rows, max_pages]
@@ -212,6 +212,7 @@ class ResolveCall:
     open_slot: Tensor  # out [rows * groups]
     groups: int
     blocks_per_page: int
+    block_tokens: int
     waited_until: Tensor | None = None  # [1] int64, shared by all layers; without it no time is counted
     plan: MissPlan | None = None  # out [rows * groups, ...], for layers that share the tables
     split: Split | None = None  # out
@@ -221,7 +222,7 @@ class ResolveCall:
         tables, plan, split = self.tables, self.plan, self.split
         parameters = ResolveParams(
             selected=self.selected.data_ptr(),
-            open_block=self.open_block.data_ptr(),
+            length=self.length.data_ptr(),
             seats=self.seats.data_ptr(),
             real_rows=self.real_rows.data_ptr(),
             slots=self.slots.data_ptr(),
@@ -247,6 +248,7 @@ class ResolveCall:
             max_parcels=shape.parcels,
             max_pages=self.host_pages.shape[1],
             blocks_per_page=self.blocks_per_page,
+            block_tokens=self.block_tokens,
             copy_threads=min(shape.copy_threads, shape.threads - shape.threads // 8),
         )
         shape.kernel.launch(self.selected.shape[0] * shape.cluster, parameters)
@@ -258,7 +260,7 @@ class ResolveCall:
             ValueError: a shape, dtype or device that is off, by name.
         """
         named = {name: getattr(self, name) for name in (
-            "selected", "open_block", "seats", "real_rows", "host_pages", "slots", "open_slot",
+            "selected", "length", "seats", "real_rows", "host_pages", "slots", "open_slot",
         )}  # fmt: skip
         named |= {name: getattr(self.tables, name) for name in (
             "block_to_slot", "slot_to_block", "order", "parcels", "capacity",

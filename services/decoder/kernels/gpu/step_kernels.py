@@ -110,7 +110,7 @@ class GpuKernels:
         call = ResolveCall(
             tables=layer.tables,
             selected=selected,
-            open_block=batch.open_block_int32,
+            length=batch.length,
             seats=batch.seats,
             real_rows=batch.real_rows,
             host_pages=batch.host_pages,
@@ -121,6 +121,7 @@ class GpuKernels:
             open_slot=placement.open_slot,
             groups=batch.groups,
             blocks_per_page=batch.blocks_per_page,
+            block_tokens=batch.block_tokens,
             waited_until=None if later else self._waited_until,
             plan=placement.plan,
             split=placement.split,
