@@ -154,7 +154,7 @@ def kvstore(pages: int) -> Iterator[tuple[str, Path]]:
         yield ready[1], Path(ready[2])
     finally:
         process.terminate()
-        process.wait()
+        process.communicate()
         shutil.rmtree(directory)
 
 

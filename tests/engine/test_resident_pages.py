@@ -35,7 +35,7 @@ def test_the_first_pages_of_a_chain_are_shared_as_far_as_they_lie_there() -> Non
 def test_nobody_shares_unless_they_may() -> None:
     pages = ResidentPages(DevicePages(10), shared=False)
     [place] = pages.lay(HASHES[:1], PAGES[:1])
-    assert pages.must_load(place)
+    assert pages.to_load([place]) == {place}
     assert pages.share(HASHES, PAGES) == []
     assert pages.expected(HASHES) == 0
     pages.check_integrity([place])
@@ -62,16 +62,16 @@ def test_who_was_first_is_shared_and_another_changes_nothing() -> None:
 def test_a_page_is_loaded_once_and_again_where_nobody_can_rely_on_it() -> None:
     pages = ResidentPages(DevicePages(4))
     [place] = pages.lay(HASHES[:1], PAGES[:1])
-    assert pages.must_load(place)
-    assert not pages.must_load(place), "a step that is planned loads it"
+    assert pages.to_load([place]) == {place}
+    assert not pages.to_load([place]), "a step that is planned loads it"
     pages.forget_loads()
-    assert pages.must_load(place)
+    assert pages.to_load([place]) == {place}
     pages.loaded([place])
     pages.forget_loads()
-    assert not pages.must_load(place)
+    assert not pages.to_load([place])
     pages.give_back([place])
     assert pages.take(1) == [place]
-    assert not pages.must_load(place), "its new owner writes it"
+    assert not pages.to_load([place]), "its new owner writes it"
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -93,7 +93,7 @@ def test_any_history_keeps_the_books(seed: int) -> None:
             else:
                 laid = shared + pages.lay(hashes[len(shared) :], hosts[len(shared) :])
                 for host, place in zip(hosts, laid, strict=True):
-                    if pages.must_load(place):
+                    if pages.to_load([place]):
                         bytes_of[place] = host
                     assert bytes_of[place] == host
                 rows.append(laid)

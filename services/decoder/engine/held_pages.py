@@ -41,19 +41,26 @@ class HeldPages:
 
     def let_go(self, pages: Iterable[HostPage], *, late: bool) -> None:
         """One less of each; `late`, whoever gave them was told that nothing had happened."""
-        gone = Counter(pages)
-        self._held -= gone
-        self._sealed &= self._held.keys()
+        gone = list(pages)
+        for page in gone:  # those alone: there are a hundred times as many
+            if self._held[page] > 1:
+                self._held[page] -= 1
+            else:
+                self._held.pop(page, None)
+                self._sealed.discard(page)
         if late:
-            self._late += gone
+            self._late.update(gone)
 
     def still_here(self, pages: Iterable[HostPage]) -> list[HostPage]:
         """Of references that are given, perhaps not for the first time, those that have not gone."""
+        if not self._late:
+            return [page for page in pages if page in self._held]
         return list(((Counter(pages) - self._late) & self._held).elements())
 
     def told(self, pages: Iterable[HostPage]) -> None:
         """Whoever gave them knows by now that they have gone."""
-        self._late -= Counter(pages)
+        if self._late:
+            self._late -= Counter(pages)
 
     def note_sealed(self, pages: Iterable[HostPage]) -> None:
         """They are sealed now."""
@@ -65,11 +72,12 @@ class HeldPages:
 
     def possible(self, seals: Sequence[SealOrder]) -> list[SealOrder]:
         """Those of pages that are held, not sealed yet, and whose parent is; a restart may have cost it."""
-        sealed = set(self._sealed)
+        fresh: set[HostPage] = set()
         possible = []
         for seal in seals:
-            follows = seal.parent is None or seal.parent in sealed
-            if follows and seal.page in self._held and seal.page not in sealed:
-                sealed.add(seal.page)
+            page, parent = seal.page, seal.parent
+            follows = parent is None or parent in self._sealed or parent in fresh
+            if follows and page in self._held and not (page in self._sealed or page in fresh):
+                fresh.add(page)
                 possible.append(seal)
         return possible

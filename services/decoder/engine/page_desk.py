@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from itertools import islice
 
 from services.contract.errors import Unavailable
 from services.decoder.engine.host_pages import HostPage, HostPages, SealOrder
 from services.decoder.engine.page_hash import PageHasher
 from services.decoder.engine.sequence import Sequence
 from services.decoder.engine.step_plan import Chunk
+
+MOST_GIVEN = 512
+"""Pages that go back in the exchange of a step that others wait for; the rest go with later ones."""
 
 
 class PageDesk:
@@ -25,7 +29,8 @@ class PageDesk:
         self._page_tokens = page_tokens
         self.prompts_sealed = 0  # pages so far
         self._references: Counter[HostPage] = Counter()  # of sequences: a found page may have several
-        self._given_up: list[HostPage] = []
+        self._given_up: Counter[HostPage] = Counter()  # references, in the order in which they were
+        self._unheld: set[HostPage] = set()  # of these, pages that no sequence here has
         self._seals: list[SealOrder] = []
 
     @property
@@ -36,12 +41,9 @@ class PageDesk:
     @property
     def free(self) -> int:
         """Pages that the next exchange can get, as far as known; what it seals comes free one later."""
-        if not self._given_up:
+        if not self._unheld:
             return self._host.free
-        busy = self._busy()
-        return self._host.free + len(
-            {page for page in self._given_up if page not in self._references and page not in busy}
-        )
+        return self._host.free + len(self._unheld) - len(self._unheld & self._busy())
 
     @property
     def gives_back(self) -> bool:
@@ -65,9 +67,16 @@ class PageDesk:
 
     def give(self, pages: list[HostPage]) -> int:
         """Give pages up; their owner may not write them any more. How many nobody else here holds."""
-        self._given_up += pages
-        self._references -= Counter(pages)
-        return len(pages) - len(self._references.keys() & set(pages))
+        references, unheld = self._references, []
+        for page in pages:  # those alone: a session has a hundred times as many
+            if references[page] > 1:
+                references[page] -= 1
+            else:
+                del references[page]
+                unheld.append(page)
+        self._given_up.update(pages)
+        self._unheld.update(unheld)
+        return len(unheld)
 
     def most_found(self, sequence: Sequence) -> int:
         """Pages of a prompt, and of an answer to be replayed, that a match could find.
@@ -93,6 +102,7 @@ class PageDesk:
         except Unavailable:
             return []  # then it is computed
         self._references.update(pages)
+        self._unheld.difference_update(pages)
         return pages
 
     def seal_full_pages(self, sequence: Sequence) -> None:
@@ -119,18 +129,25 @@ class PageDesk:
         mine, theirs = (self._hasher.extend(one, first + 1)[first] for one in (waiting, chunk.sequence))
         return mine == theirs
 
-    def exchange(self, want: int) -> list[HostPage] | None:
+    def exchange(self, want: int, most: int | None = None) -> list[HostPage] | None:
         """One call for all rows, None if there are too few; what it seals goes back with the next.
+
+        Where room is not short, no more than `most` pages go back: a step that others wait for gives a long
+        sequence's back by and by, the last ones first, as they shall go stale.
 
         Raises:
             Unavailable: as HostPages says.
         """
         if not (want or self.has_work):
             return []
-        busy = self._busy()
-        give = [page for page in self._given_up if page not in busy]
+        busy, given_up = self._busy(), self._given_up
+        able = (page for page in reversed(given_up) if page not in busy)
+        going = list(islice(able, most if want <= self._host.free else None))
+        give = [page for page in reversed(going) for _ in range(given_up[page])]
         pages = self._host.exchange(give, want, self._seals)
-        self._given_up = [page for page in self._given_up if page in busy]
+        for page in going:
+            del given_up[page]
+        self._unheld.difference_update(going)
         self._seals = []
         self._references.update(pages or ())
         return pages

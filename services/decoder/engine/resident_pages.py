@@ -59,8 +59,9 @@ class ResidentPages:
         taken = self.take(len(pages))
         self.laid += len(taken)
         self._empty.update(taken)
-        for page_hash, page, place in zip(hashes, pages, taken, strict=True):
-            self.name(page_hash, page, place)
+        if self._shared:
+            for page_hash, page, place in zip(hashes, pages, taken, strict=True):
+                self.name(page_hash, page, place)
         return taken
 
     def take(self, count: int) -> list[int]:
@@ -75,13 +76,12 @@ class ResidentPages:
             self._named[page_hash] = page, place
             self._name_of[place] = page_hash
 
-    def must_load(self, place: int) -> bool:
-        """Whether the step being planned must load it, and does: no other will, unless that one fails."""
-        if place not in self._empty:
-            return False
-        self._empty.remove(place)
-        self._loading.add(place)
-        return True
+    def to_load(self, places: Sequence[int]) -> set[int]:
+        """Which the step being planned must load, and does: no other will, unless that one fails."""
+        due = self._empty.intersection(places)
+        self._empty -= due
+        self._loading |= due
+        return due
 
     def loaded(self, places: Iterable[int]) -> None:
         """The step that loads them is over."""

@@ -90,12 +90,10 @@ class Roster:
             plan.new_pages.append(NewPages(sequence.row, first, host, device))
             computed = -(-sequence.computed // self._limits.page_tokens) - first
             if computed > 0:  # found in the store, or kept while it was parked
-                held = zip(host[:computed], device[:computed], strict=True)
-                plan.loads += [
-                    (page, place)
-                    for at, (page, place) in enumerate(held)
-                    if at >= len(laid) or self._device.must_load(place)
-                ]
+                held = list(zip(host[:computed], device[:computed], strict=True))
+                due = self._device.to_load(laid)
+                plan.loads += [one for one in held[: len(laid)] if one[1] in due]
+                plan.loads += held[len(laid) :]
                 plan.cached_tokens += 0 if sequence.sheltered_until else sequence.cached
 
     def share(self, sequence: Sequence) -> None:

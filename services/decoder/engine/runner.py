@@ -67,8 +67,8 @@ class Runner:
         """Begin to compute the step: on a GPU this returns before it is done.
 
         A plan that is `ahead` continues the step launched last, with the tokens that it draws. Of a plan with
-        chunks only the decode rows are launched; the rest waits for `complete`, so that its many launches do
-        not keep anybody from the tokens of the step before.
+        chunks only the decode rows are launched; the rest, and what it loads for those chunks, waits for
+        `complete`, so that its many launches do not keep anybody from the tokens of the step before.
         """
         step = RunningStep(plan, clock=self.clock, mark=self._begin(plan))
         for row in plan.left_rows:
@@ -77,9 +77,8 @@ class Runner:
             self.residence.resize(plan.resizes)
         for row, first, host_pages, device_pages in plan.new_pages:
             self.tables.put(row, first, host_pages, device_pages)
-        self.residence.load(plan.loads)
-        if self.index is not None:
-            self.index.load(plan.loads)
+        if plan.seats or not plan.tokens:
+            self._load(plan)  # else it can wait: no row that decodes reads what is loaded for others
         for sequence in plan.seats:
             self.residence.seat(_row(sequence), sequence.computed)
             if self.index is not None:
@@ -122,6 +121,8 @@ class Runner:
         """What follows the decode rows; `said` has the tokens of each answer that come before the draw's."""
         plan, hidden = step.plan, None
         with self._nothing_left_behind():
+            if not plan.seats:
+                self._load(plan)
             if chunks or logits is None:
                 hidden = self._forward(plan, chunks, with_decodes=logits is None)
             if chunks:
@@ -149,6 +150,11 @@ class Runner:
             self.residence.abandon()
             self.wait()
             raise
+
+    def _load(self, plan: StepPlan) -> None:
+        self.residence.load(plan.loads)
+        if self.index is not None:
+            self.index.load(plan.loads)
 
     def _done(self, plan: StepPlan) -> torch.cuda.Event | None:
         """What to wait for where the tokens are not the last that a step does; none on a CPU."""

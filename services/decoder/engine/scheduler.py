@@ -20,7 +20,7 @@ from services.decoder.engine.ahead import Ahead
 from services.decoder.engine.capacity_book import CapacityBook
 from services.decoder.engine.host_pages import HostPages
 from services.decoder.engine.limits import Limits
-from services.decoder.engine.page_desk import PageDesk
+from services.decoder.engine.page_desk import MOST_GIVEN, PageDesk
 from services.decoder.engine.page_hash import PageHasher
 from services.decoder.engine.resident_pages import ResidentPages
 from services.decoder.engine.room import Pages, Room
@@ -127,12 +127,12 @@ class Scheduler:
         """
         if self._desk.has_seals and (self._may_admit() or self._desk.free < len(self.running)):
             # Whoever is admitted now finds what was just computed, and what is sealed can be given back.
-            self._desk.exchange(0)
+            self._desk.exchange(0, MOST_GIVEN if self.running else None)
         plan = self._choose()
         if self.waiting and not (self.running or self._desk.has_work):
             self._desk.look()  # nobody else here asks the store, and other engines may give pages back
         needs = self._roster.needs(plan)
-        pages = self._desk.exchange(sum(count for _, count in needs))
+        pages = self._desk.exchange(sum(count for _, count in needs), MOST_GIVEN if plan.tokens else None)
         if pages is None:
             raise Unavailable("another client of the store took the pages first")
         self._roster.equip(plan, needs, pages)
@@ -209,7 +209,7 @@ class Scheduler:
             Unavailable, PagesLost: as HostPages says.
         """
         if self._desk.has_seals:
-            self._desk.exchange(0)
+            self._desk.exchange(0, MOST_GIVEN)
 
     def fail(self, sequence: Sequence, reason: str, finish: Finish = Finish.ERROR) -> None:
         """End one sequence with an error."""
