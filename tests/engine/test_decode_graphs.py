@@ -6,11 +6,25 @@ from pathlib import Path
 
 import torch
 
-from services.decoder.engine.decode_graphs import DecodeGraphs
+from services.decoder.engine.decode_graphs import DecodeGraphs, batch_sizes
 from services.decoder.engine.offline import OfflineEngine
 from services.decoder.engine.sequence import Sampling, Sequence
 from services.decoder.settings import DecoderSettings
 from tests.decoder import checkpoints
+
+
+def test_graphs_are_few_and_padding_is_small() -> None:
+    """A third of what runs from 9 rows on, a quarter from 32 on; below that, less than as much again."""
+    for most in (1, 2, 3, 7, 8, 12, 33, 64, 100, 512):
+        sizes = batch_sizes(most)
+        assert sizes[-1] == most
+        assert sizes == sorted(set(sizes))
+        for rows in range(1, most + 1):
+            size = next(size for size in sizes if size >= rows)
+            assert size < 2 * rows
+            assert size <= rows * 4 / 3 or rows < 9 or rows == 17
+            assert size <= rows * 1.25 or rows < 32
+    assert len(batch_sizes(512)) < 40
 
 
 def test_a_row_whose_logits_were_no_numbers_is_computed_in_vain_and_the_others_well(tmp_path: Path) -> None:

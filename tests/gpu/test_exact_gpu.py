@@ -54,7 +54,7 @@ def engine(model: CausalLM, rows: int, **changes: object) -> OfflineEngine:
         "hot_tokens": 68,
         "max_rows": rows,
         "max_model_len": 8192,
-        "max_step_tokens": 2048,
+        "max_step_tokens": max(2048, 1024 * rows),  # who is early has everybody's slots until the others come
     }
     spec = model.spec
     block_bytes = 2 * 2 * spec.head_dim * model.dtype.itemsize  # keys and values of two tokens

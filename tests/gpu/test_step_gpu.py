@@ -93,17 +93,6 @@ def test_the_checks_can_fail() -> None:
         something.sum().item()
 
 
-def test_graphs_are_few_and_padding_is_small() -> None:
-    for most in (1, 2, 3, 7, 8, 33, 64, 100, 512):
-        sizes = batch_sizes(most)
-        assert sizes[-1] == most
-        assert sizes == sorted(set(sizes))
-        for rows in range(1, most + 1):
-            size = next(size for size in sizes if size >= rows)
-            assert size <= max(2 * rows - 1, rows + 7) or size <= rows * 1.25
-    assert len(batch_sizes(512)) < 40
-
-
 def test_the_device_clock_adds_up(model: CausalLM) -> None:
     """Busy and idle time make up the time that passed, and a step that decodes is mostly its graph."""
     engine = running(model, "tiered", Sampling())

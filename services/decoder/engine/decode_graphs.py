@@ -21,7 +21,7 @@ from services.decoder.kv.row_tables import RowTables
 from services.decoder.kv.shape import KvShape
 from services.decoder.models.causal_lm import CausalLM
 
-_SMALL_SIZES = (1, 2, 4, 8)
+_SMALL_SIZES = (1, 2, 4, 8, 12)
 _STRIDE = 8  # between larger sizes; from 64 on twice, from 256 on eight times as much
 
 
