@@ -21,17 +21,16 @@ from services.decoder.kv.row_tables import RowTables
 from services.decoder.kv.shape import KvShape
 from services.decoder.models.causal_lm import CausalLM
 
-_SMALL_SIZES = (1, 2, 4, 8, 12)
-_STRIDE = 8  # between larger sizes; from 64 on twice, from 256 on eight times as much
+_STRIDES = {4: 1, 16: 2, 32: 4, 64: 8, 256: 16}  # between sizes below each of these
+_WIDEST_STRIDE = 64
 
 
 def batch_sizes(max_rows: int) -> list[int]:
-    """The sizes captured: few, less than twice what runs, and at most a quarter above it from 32 rows on."""
-    sizes = [size for size in _SMALL_SIZES if size < max_rows]
-    at = 16
+    """The sizes captured: few, and at most a quarter more than what runs; padding rows read experts too."""
+    sizes, at = [], 1
     while at < max_rows:
         sizes.append(at)
-        at += _STRIDE if at < 64 else 2 * _STRIDE if at < 256 else 8 * _STRIDE
+        at += next((stride for below, stride in _STRIDES.items() if at < below), _WIDEST_STRIDE)
     return [*sizes, max_rows]
 
 
