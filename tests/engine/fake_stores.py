@@ -17,6 +17,7 @@ class MoodyPages:
         self.mood = mood
         self.calls = 0
         self.failures = 0
+        self.refusals = 0  # exchanges that got no pages
 
     @property
     def total(self) -> int:
@@ -46,9 +47,12 @@ class MoodyPages:
             raise Unavailable("the store is out of reach")
         if chance < 0.3 and want:
             self.failures += 1
+            self.refusals += 1
             assert self.pages.exchange(give, 0, list(seals)) == []
             return None
-        return self.pages.exchange(give, want, list(seals))
+        taken = self.pages.exchange(give, want, list(seals))
+        self.refusals += taken is None
+        return taken
 
 
 class OneOfTwo:
@@ -57,7 +61,7 @@ class OneOfTwo:
     def __init__(self, pages: LocalPages) -> None:
         self.pages = pages
         self.free = pages.free
-        self.lent = self.calls = 0
+        self.lent = self.calls = self.refusals = 0
 
     @property
     def total(self) -> int:
@@ -74,6 +78,7 @@ class OneOfTwo:
     ) -> list[HostPage] | None:
         self.calls += 1
         taken = self.pages.exchange(give, want, list(seals))
+        self.refusals += taken is None
         self.lent += len(taken or ()) - len(give)
         self.free = self.pages.free
         return taken

@@ -87,7 +87,7 @@ class Rig:
     def step(self) -> None:
         """One step, or a failed try of one."""
         self.steps += 1
-        before = self.host.calls
+        before, refused = self.host.calls, self.host.refusals
         try:
             _, news = self.stepper.step()
         except Unavailable:
@@ -95,6 +95,7 @@ class Rig:
             return
         finally:
             most = (1 + self.ahead) * (1 + self.shares)
+            most += self.host.refusals - refused  # then whatever else can go back goes
             assert self.host.calls - before <= most, "more exchanges than the step needed"
         assert len({sequence for sequence, _ in news}) == len(news)
         for sequence, tokens in news:

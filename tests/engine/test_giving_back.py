@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import pytest
 from hypothesis import given, settings
@@ -15,9 +16,18 @@ from services.decoder.engine import ahead, scheduler
 from services.decoder.engine.host_pages import HostPage, LocalPages, SealOrder
 from services.decoder.engine.limits import Limits
 from services.decoder.engine.page_desk import PageDesk
+from services.decoder.engine.scheduler import Scheduler
 from services.decoder.engine.sequence import Finish
-from tests.engine.scheduler_rig import check_answer
+from services.decoder.engine.stepper import Stepper
+from services.decoder.kv.device_pages import DevicePages
+from tests.engine.fake_runner import FakeRunner
+from tests.engine.fake_stores import OneOfTwo
+from tests.engine.scheduler_rig import check_answer, sequence
 from tests.engine.test_ahead_traffic import Moments, serve, servers
+
+LIMITS = Limits(
+    max_rows=2, max_model_len=96, max_step_tokens=96, max_waiting=9, block_tokens=4, page_tokens=8
+)
 
 
 class Noted(LocalPages):
@@ -58,17 +68,39 @@ def test_they_go_by_and_by_the_last_first() -> None:
     assert store.lent == 0
 
 
-def test_all_go_at_once_where_nobody_waits_or_room_is_short() -> None:
+def test_all_go_at_once_where_nobody_waits() -> None:
     store, desk, mine = desk_with(100, 10)
     desk.give(mine)
     desk.exchange(0)
     assert store.given == [mine]
+
+
+def test_where_room_is_short_as_many_go_as_make_it() -> None:
     store, desk, mine = desk_with(12, 10)
     desk.give(mine)
-    taken = desk.exchange(5, 4)
+    taken = desk.exchange(7, 2)
     assert taken is not None
-    assert store.given == [mine]
+    assert store.given == [mine[5:]]
     desk.check_integrity(taken)
+
+
+def test_who_was_mistaken_about_what_is_free_gives_the_rest() -> None:
+    """Another client of the store has taken what this one took for free."""
+    pages = LocalPages(12)
+    mine, other = OneOfTwo(pages), OneOfTwo(pages)
+    planner = Scheduler(LIMITS, mine, DevicePages(12))
+    ended = sequence(70, 2, name="long")
+    planner.submit([ended])
+    stepper = Stepper(planner, FakeRunner(LIMITS), nullcontext())
+    while ended.finish is None:
+        stepper.step()
+    assert other.exchange([], 3) is not None
+    assert mine.free == 3, "as it was when it last asked"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scheduler, "MOST_GIVEN", 1)
+        planner.submit([sequence(20, 2, name="next")])
+        stepper.step()
+    assert planner.running, "it has its three pages"
 
 
 def test_a_page_that_two_have_given_goes_once_and_is_free_once() -> None:
@@ -120,6 +152,7 @@ def test_any_history_with_a_page_a_step(
     with pytest.MonkeyPatch.context() as patch:
         for room in (ahead, scheduler):
             patch.setattr(room, "MOST_GIVEN", 1)
+        patch.setattr(ahead, "FEW_GIVEN", 0)
         rig, asked = serve(server, seed, moments, moody=moody, ahead=early)
     for one in asked:
         if one.finish is not Finish.ABORT:

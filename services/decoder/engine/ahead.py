@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from services.decoder.engine.admission import Admission
 from services.decoder.engine.limits import Limits
-from services.decoder.engine.page_desk import MOST_GIVEN, PageDesk
+from services.decoder.engine.page_desk import FEW_GIVEN, MOST_GIVEN, PageDesk
 from services.decoder.engine.resident_pages import ResidentPages
 from services.decoder.engine.room import Pages, Room
 from services.decoder.engine.roster import Roster
@@ -56,7 +56,7 @@ class Ahead:
                 return hindrance
             self._admit(plan, need)
             if len(plan.chunks) > begun:
-                most = 0  # who was let in has cost the step enough
+                most = FEW_GIVEN  # who was let in has cost the step enough
         needs = self._roster.needs(plan)
         pages = self._desk.exchange(sum(count for _, count in needs), most)
         if pages is None:
@@ -104,7 +104,7 @@ class Ahead:
         if not self._admission.takers(plan):
             return
         if self._desk.has_seals:
-            self._desk.exchange(0, 0)  # they find what was just computed
+            self._desk.exchange(0, FEW_GIVEN)  # they find what was just computed
         room = self._room()
         room.spend(need)
         self._admission.admit(plan, room)

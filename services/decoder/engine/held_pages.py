@@ -62,6 +62,14 @@ class HeldPages:
         if self._late:
             self._late -= Counter(pages)
 
+    def after_loss(self, unlent: Iterable[HostPage]) -> HeldPages:
+        """What begins where nothing is there any more; all but `unlent` will be given back all the same, and
+        a page may be taken again before that.
+        """
+        fresh = HeldPages()
+        fresh._late = self._late + (self._held - Counter(unlent))
+        return fresh
+
     def note_sealed(self, pages: Iterable[HostPage]) -> None:
         """They are sealed now."""
         self._sealed.update(pages)

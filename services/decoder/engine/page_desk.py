@@ -16,8 +16,8 @@ from services.decoder.engine.page_hash import PageHasher
 from services.decoder.engine.sequence import Sequence
 from services.decoder.engine.step_plan import Chunk
 
-MOST_GIVEN = 512
-"""Pages that go back in the exchange of a step that others wait for; the rest go with later ones."""
+MOST_GIVEN, FEW_GIVEN = 512, 64
+"""Pages that go back in the exchange of a step that others wait for; few, if it lets somebody in as well."""
 
 
 class PageDesk:
@@ -132,25 +132,34 @@ class PageDesk:
     def exchange(self, want: int, most: int | None = None) -> list[HostPage] | None:
         """One call for all rows, None if there are too few; what it seals goes back with the next.
 
-        Where room is not short, no more than `most` pages go back: a step that others wait for gives a long
-        sequence's back by and by, the last ones first, as they shall go stale.
+        No more than `most` pages go back, or as many as make the room: a step that others wait for gives a
+        long sequence's back by and by, the last ones first, as they shall go stale.
 
         Raises:
             Unavailable: as HostPages says.
         """
         if not (want or self.has_work):
             return []
-        busy, given_up = self._busy(), self._given_up
-        able = (page for page in reversed(given_up) if page not in busy)
-        going = list(islice(able, most if want <= self._host.free else None))
-        give = [page for page in reversed(going) for _ in range(given_up[page])]
+        going = self._going(want - self._host.free, most)
+        give = [page for page in reversed(going) for _ in range(self._given_up[page])]
         pages = self._host.exchange(give, want, self._seals)
         for page in going:
-            del given_up[page]
+            del self._given_up[page]
         self._unheld.difference_update(going)
         self._seals = []
         self._references.update(pages or ())
         return pages
+
+    def _going(self, short: int, most: int | None) -> list[HostPage]:
+        """Pages that go back now, the last first: `most`, and more until `short` of them come free."""
+        busy = self._busy()
+        able = (page for page in reversed(self._given_up) if page not in busy)
+        going = list(islice(able, most))
+        short -= sum(page in self._unheld for page in going) if short > 0 else 0
+        while short > 0 and (page := next(able, None)) is not None:
+            going.append(page)
+            short -= page in self._unheld
+        return going
 
     def look(self) -> None:
         """Learn how much is free now.

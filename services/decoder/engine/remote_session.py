@@ -20,7 +20,6 @@ from services.contract.errors import (
     Unavailable,
 )
 from services.contract.transport.frame import Credentials
-from services.decoder.engine.held_pages import HeldPages
 from services.decoder.engine.host_pages import HostPage, PagesLost, SealOrder
 from services.decoder.engine.store_session import StoreSession
 
@@ -107,7 +106,8 @@ class RemoteSession(StoreSession):
         return reply
 
     def _claim_nothing(self, why: HotsetError) -> pb.AttachReply:
-        held, self._held, self._stash = self._held.count, HeldPages(), []
+        held = self._held.count
+        self._held, self._stash = self._held.after_loss(self._stash), []
         self._request.ClearField("held_pages")
         pages = self._reply.page_count
         try:

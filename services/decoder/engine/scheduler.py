@@ -132,7 +132,10 @@ class Scheduler:
         if self.waiting and not (self.running or self._desk.has_work):
             self._desk.look()  # nobody else here asks the store, and other engines may give pages back
         needs = self._roster.needs(plan)
-        pages = self._desk.exchange(sum(count for _, count in needs), MOST_GIVEN if plan.tokens else None)
+        want = sum(count for _, count in needs)
+        pages = self._desk.exchange(want, MOST_GIVEN if plan.tokens else None)
+        if pages is None and self._desk.gives_back:
+            pages = self._desk.exchange(want)  # less was free than was known, and there is more to give
         if pages is None:
             raise Unavailable("another client of the store took the pages first")
         self._roster.equip(plan, needs, pages)
