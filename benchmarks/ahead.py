@@ -12,25 +12,24 @@ from __future__ import annotations
 
 import argparse
 import random
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from benchmarks import report
+from benchmarks.made_up_device import Costs, Device, MadeUpClock
 from services.decoder.engine.host_pages import HostPage, LocalPages, SealOrder
 from services.decoder.engine.limits import Limits
 from services.decoder.engine.page_hash import PageHasher
 from services.decoder.engine.scheduler import Scheduler
-from services.decoder.engine.sequence import SampledToken, Sampling
+from services.decoder.engine.sequence import Sampling
 from services.decoder.engine.sequence import Sequence as Request
-from services.decoder.engine.step_plan import StepPlan
 from services.decoder.engine.stepper import Stepper
 from services.decoder.kv.device_pages import DevicePages
 
-CALL_US, PLAN_US, LAUNCH_US, CHUNK_LAUNCH_US, TELL_US = 200, 50, 80, 8_000, 200
-DECODE_US, TOKEN_US, PAGE_US = 5_000, 40, 8  # the last of a match: hashed, asked for, told
+CALL_US, TELL_US, PAGE_US = 200, 200, 8  # the last of a match: hashed, asked for, told
+COSTS = Costs(decode=5_000, token=40, plan=50, launch=80, chunk_launch=8_000)
 
 LIMITS = Limits(
     max_rows=64,
@@ -60,84 +59,22 @@ CASES = (
 )
 
 
-@dataclass
-class Clock:
-    """Of the host, in made-up microseconds."""
-
-    now: float = 0.0
-
-
 class SlowPages(LocalPages):
     """A store some way off."""
 
-    def __init__(self, total: int, clock: Clock) -> None:
+    def __init__(self, total: int, clock: MadeUpClock) -> None:
         super().__init__(total)
         self._clock = clock
 
     def match(self, page_hashes: Sequence[bytes], prompt: Sequence[int] = ()) -> list[HostPage]:
-        self._clock.now += CALL_US + PAGE_US * len(page_hashes)
+        self._clock.take(CALL_US + PAGE_US * len(page_hashes))
         return super().match(page_hashes)
 
     def exchange(
         self, give: list[HostPage], want: int, seals: Sequence[SealOrder] = ()
     ) -> list[HostPage] | None:
-        self._clock.now += CALL_US
+        self._clock.take(CALL_US)
         return super().exchange(give, want, seals)
-
-
-@dataclass
-class Step:
-    """One under way: its decode rows, then its chunks."""
-
-    plan: StepPlan
-    device: Device
-    done: float = 0.0
-    is_complete: bool = False
-
-    def complete(self) -> None:
-        if not self.is_complete:
-            self.is_complete = True
-            tokens = sum(end - start for _, start, end in self.plan.chunks)
-            self.device.run(TOKEN_US * tokens, CHUNK_LAUNCH_US if tokens else 0)
-            self.done = self.device.free_at
-
-    def collect(self) -> dict[int, SampledToken]:
-        clock = self.device.clock
-        if self.plan.decodes:
-            self.device.late += max(0.0, clock.now - self.done)
-        clock.now = max(clock.now, self.done)
-        return {one.row: SampledToken(5) for one in self.plan.drawing if one.row is not None}
-
-
-@dataclass
-class Device:
-    """Computes what it is given, in order; waits where it has nothing."""
-
-    clock: Clock
-    runs_ahead: bool
-    free_at: float = 0.0
-    idle: float = 0.0  # between steps that continue rows, and inside of such
-    late: float = 0.0  # time that tokens lay there unread
-    steps: int = 0  # that continue rows
-    planned: Counter[str] = field(default_factory=Counter)
-
-    def launch(self, plan: StepPlan) -> Step:
-        self.clock.now += PLAN_US
-        self.planned[plan.planned.value] += bool(plan.tokens)
-        if plan.decodes:
-            self.steps += 1
-            self.idle += max(0.0, self.clock.now - self.free_at)
-            self.run(DECODE_US, LAUNCH_US)
-        return Step(plan, self)
-
-    def run(self, work: float, launching: float) -> None:
-        """Begins with the first launch of it, and ends no sooner than the last is made."""
-        begins = max(self.free_at, self.clock.now)
-        self.clock.now += launching
-        self.free_at = max(begins + work, self.clock.now)
-
-    def wait(self) -> None:
-        """Nothing goes wrong here."""
 
 
 @dataclass
@@ -152,8 +89,8 @@ class Found:
 
 def measure(case: Case, *, runs_ahead: bool, rounds: int = 4) -> Found:
     """Serve `rounds` requests a stream."""
-    clock, chance = Clock(), random.Random(case.prompt)
-    device = Device(clock, runs_ahead)
+    clock, chance = MadeUpClock(), random.Random(case.prompt)
+    device = Device(clock, COSTS, runs_ahead)
     pages = case.streams * (2 + (case.prompt + case.answer) // LIMITS.page_tokens)
     hasher = PageHasher(b"model", b"decoding", LIMITS.page_tokens)
     scheduler = Scheduler(LIMITS, SlowPages(2 * pages, clock), DevicePages(pages), hasher)
@@ -171,13 +108,13 @@ def measure(case: Case, *, runs_ahead: bool, rounds: int = 4) -> Found:
         ask()
     while stepper.has_work:
         _, news = stepper.step()
-        clock.now += TELL_US
+        clock.take(TELL_US)
         for one, _ in news:
             if one.finish and asked < rounds * case.streams:
                 ask()
-    steps, every = max(1, device.steps), sum(device.planned.values())
+    steps, every = max(1, len(device.waits)), sum(device.planned.values())
     return Found(
-        device.planned["ahead"] / every, device.idle / steps, device.late / steps, dict(device.planned)
+        device.planned["ahead"] / every, sum(device.waits) / steps, device.late / steps, dict(device.planned)
     )
 
 

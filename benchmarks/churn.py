@@ -15,29 +15,24 @@ from __future__ import annotations
 import argparse
 import gc
 import random
-import time
-from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from benchmarks import report
+from benchmarks.made_up_device import Costs, Device, WallClock
 from benchmarks.store import kvstore
 from benchmarks.store_client import PLANES
 from services.decoder.engine.limits import Limits
 from services.decoder.engine.page_hash import PageHasher
 from services.decoder.engine.scheduler import Scheduler
-from services.decoder.engine.sequence import SampledToken, Sampling, Sequence
-from services.decoder.engine.step_plan import StepPlan
+from services.decoder.engine.sequence import Sampling, Sequence
 from services.decoder.engine.stepper import Stepper
 from services.decoder.engine.store_session import StoreSession
 from services.decoder.kv.device_pages import DevicePages
 
 PAGE_TOKENS = 64
 ANSWER_TOKENS = 160
-DECODE_SECONDS = 6e-3
-LOAD_SECONDS = 2e-4  # a page
-TOKEN_SECONDS = 4e-5  # of a prompt
+COSTS = Costs(decode=6_000, token=40, load=200)
 
 
 class Case(NamedTuple):
@@ -53,52 +48,7 @@ class Case(NamedTuple):
         return cls(int(tokens), int(rows))
 
 
-@dataclass
-class Step:
-    """One under way: its decode rows, then its chunks."""
-
-    plan: StepPlan
-    device: Device
-    done: float = 0.0
-    is_complete: bool = False
-
-    def complete(self) -> None:
-        if not self.is_complete:
-            self.is_complete = True
-            tokens = sum(end - start for _, start, end in self.plan.chunks)
-            self.done = self.device.run(TOKEN_SECONDS * tokens)
-
-    def collect(self) -> dict[int, SampledToken]:
-        while (left := self.done - time.perf_counter()) > 0:
-            time.sleep(left)
-        return {one.row: SampledToken(5) for one in self.plan.drawing if one.row is not None}
-
-
-@dataclass
-class Device:
-    """Takes time for what it is given, in order."""
-
-    runs_ahead: bool = True
-    free_at: float = 0.0
-    waits: list[float] = field(default_factory=list)  # before each step that continues rows
-
-    def launch(self, plan: StepPlan) -> Step:
-        if plan.decodes:
-            self.waits.append(max(0.0, time.perf_counter() - self.free_at))
-        self.run(LOAD_SECONDS * len(plan.loads) + DECODE_SECONDS * bool(plan.decodes))
-        return Step(plan, self)
-
-    def run(self, seconds: float) -> float:
-        """When that will be done."""
-        if seconds:
-            self.free_at = max(self.free_at, time.perf_counter()) + seconds
-        return self.free_at
-
-    def wait(self) -> None:
-        """Nothing goes wrong here."""
-
-
-def measure(case: Case, streams: int, watch: Callable[[Stepper], None] | None = None) -> dict[str, Any]:
+def measure(case: Case, streams: int, costs: Costs = COSTS) -> dict[str, Any]:
     """Serve `streams` prompts a row, all asked at once."""
     chance, count = random.Random(case.tokens), streams * case.rows
     row_pages = -(-(case.tokens + ANSWER_TOKENS) // PAGE_TOKENS)
@@ -114,7 +64,8 @@ def measure(case: Case, streams: int, watch: Callable[[Stepper], None] | None = 
     with kvstore(row_pages + 8 * count) as (address, _):
         session = StoreSession(address, "churn")
         session.attach(bytes(32), PAGE_TOKENS, PLANES, 10.0)
-        device = Device()
+        clock = WallClock()
+        device = Device(clock, costs)
         pages = DevicePages(case.rows * (row_pages + 1))
         hasher = PageHasher(b"model", b"decoding", PAGE_TOKENS)
         scheduler = Scheduler(limits, session, pages, hasher, share_device_pages=False)
@@ -134,11 +85,10 @@ def measure(case: Case, streams: int, watch: Callable[[Stepper], None] | None = 
         gc.collect()
         gc.freeze()  # as the engine does
         device.waits.clear()
-        if watch is None:
-            while stepper.has_work:
-                stepper.step()
-        else:
-            watch(stepper)
+        begun = clock.now
+        while stepper.has_work:
+            stepper.step()
+        seconds = 1e-6 * (clock.now - begun)
         gc.unfreeze()
         scheduler.check_integrity()
         session.close()
@@ -148,9 +98,10 @@ def measure(case: Case, streams: int, watch: Callable[[Stepper], None] | None = 
         "rows": case.rows,
         "let_in": let_in,
         "steps": len(device.waits),
-        "wait_ms": 1e3 * sum(device.waits) / let_in,
-        "longest_ms": 1e3 * max(device.waits),
-        "wait_us_a_step": 1e6 * sum(device.waits) / len(device.waits),
+        "seconds": seconds,
+        "wait_ms": 1e-3 * sum(device.waits) / let_in,
+        "longest_ms": 1e-3 * max(device.waits),
+        "wait_us_a_step": sum(device.waits) / len(device.waits),
     }
 
 

@@ -22,9 +22,11 @@ from hotset.v1 import kvstore_pb2 as store_pb
 from hotset.v1 import kvstore_pb2_grpc as store_grpc
 
 from services.contract.channel import CLIENT_OPTIONS
+from services.contract.errors import Unavailable
 from tests.waiting import Waiting
 
 _P = TypeVar("_P", bound="Process")
+_T = TypeVar("_T")
 _READY = re.compile(r"kvstore ready grpc=(\S+) .*arena=(\S+)")
 PATIENCE_SECONDS = 90.0
 """For what takes a few seconds on an idle machine."""
@@ -46,6 +48,17 @@ def eventually(what: str, true: Callable[[], object], seconds: float = PATIENCE_
     while not true():
         assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {what}"
         time.sleep(0.02)
+
+
+def answered(call: Callable[[], _T], seconds: float = PATIENCE_SECONDS) -> _T:
+    """What a store answers: asked again and again, as the loop does it, for nobody tells that it is back."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return call()
+        except Unavailable:
+            assert time.monotonic() < deadline, f"no answer within {seconds:.0f} s"
+        time.sleep(0.05)
 
 
 class Process:

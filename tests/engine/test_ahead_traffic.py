@@ -18,6 +18,7 @@ from tests.engine.scheduler_rig import Rig, check_answer, sequence
 
 Moments = list[tuple[int, int]]
 """Of each request, the steps after it, and a number that says what happens then."""
+MOMENTS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 19)), min_size=1, max_size=12)
 
 
 @st.composite
@@ -83,7 +84,7 @@ def found(rig: Rig) -> dict[bytes, list[int]]:
 @given(
     servers(),
     st.integers(0, 2**32),
-    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 19)), min_size=1, max_size=12),
+    MOMENTS,
     st.booleans(),
 )
 def test_ahead_or_not_the_tokens_and_pages_are_the_same(

@@ -6,35 +6,18 @@ A new arena counts lives of pages from 1 again, so a dead reference looks like o
 from __future__ import annotations
 
 import shutil
-import time
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 
-from services.contract.errors import Unavailable
 from services.decoder.engine.held_pages import HeldPages
 from services.decoder.engine.host_pages import HostPage, PagesLost
 from services.decoder.engine.page_desk import PageDesk
 from services.decoder.engine.remote_session import RemoteSession
-from tests.engine.processes import Keeper, KvStore
+from tests.engine.processes import Keeper, KvStore, answered
 from tests.engine.remote_rig import TRANSPORTS
 from tests.engine.test_store_session import ARENA_BYTES, FINGERPRINT, PLANES
-
-_T = TypeVar("_T")
-
-
-def again(call: Callable[[], _T]) -> _T:
-    """As the loop does it: until the store answers."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        try:
-            return call()
-        except Unavailable:
-            time.sleep(0.1)
-    raise AssertionError("no answer within a minute")
 
 
 @pytest.fixture
@@ -43,8 +26,7 @@ def mine() -> Iterator[list[RemoteSession]]:
     made: list[RemoteSession] = []
     yield made
     for session in made:
-        with closing(session):
-            pass
+        session.close()
 
 
 @pytest.mark.parametrize("most", [None, 2])
@@ -64,17 +46,17 @@ def test_dead_pages_take_no_living_one_along(
     shutil.rmtree(shm / "store")
     store = keep(KvStore(shm / "store", ARENA_BYTES, listen=address, flags=flags))
     with pytest.raises(PagesLost):
-        again(lambda: desk.exchange(1))
+        answered(lambda: desk.exchange(1))
     desk.give(old)  # their sequences end
-    fresh = again(lambda: desk.exchange(3, most))
+    fresh = answered(lambda: desk.exchange(3, most))
     assert fresh is not None
     assert set(fresh) & set(old), "or nothing could be mistaken"
     while desk.has_work:
-        again(lambda: desk.exchange(0, most))
+        answered(lambda: desk.exchange(0, most))
     assert session.held == store.stats().open_pages == 3
     desk.check_integrity(fresh)
     desk.give(fresh)
-    again(lambda: desk.exchange(0))
+    answered(lambda: desk.exchange(0))
     assert session.held == store.stats().open_pages == 0
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import shutil
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ from services.decoder.engine import store_client
 from services.decoder.engine.host_pages import HostPage, SealOrder
 from services.decoder.engine.store_client import StoreClient
 from services.decoder.engine.store_session import StoreSession
-from tests.engine.processes import Keeper, KvStore, eventually
+from tests.engine.processes import Keeper, KvStore, answered, eventually
 from tests.waiting import Waiting
 
 ARENA_BYTES = 4 * 2**20
@@ -47,15 +46,10 @@ def attach(to: StoreSession, fingerprint: bytes = FINGERPRINT, wait: float = 20.
 
 
 def patiently(mine: StoreSession, give: list[HostPage], want: int) -> list[HostPage]:
-    """As the loop does it: the same call again until it is answered."""
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        with suppress(Unavailable):
-            pages = mine.exchange(give, want)
-            assert pages is not None
-            return pages
-        time.sleep(0.05)
-    raise AssertionError("no answer within 30 s")
+    """The same call again until it is answered."""
+    pages = answered(lambda: mine.exchange(give, want), 30)
+    assert pages is not None
+    return pages
 
 
 def check_books(store: KvStore, mine: StoreSession, held: list[HostPage]) -> None:

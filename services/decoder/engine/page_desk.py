@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from itertools import islice
 
 from services.contract.errors import Unavailable
 from services.decoder.engine.host_pages import HostPage, HostPages, SealOrder
@@ -152,13 +151,13 @@ class PageDesk:
 
     def _going(self, short: int, most: int | None) -> list[HostPage]:
         """Pages that go back now, the last first: `most`, and more until `short` of them come free."""
-        busy = self._busy()
-        able = (page for page in reversed(self._given_up) if page not in busy)
-        going = list(islice(able, most))
-        short -= sum(page in self._unheld for page in going) if short > 0 else 0
-        while short > 0 and (page := next(able, None)) is not None:
-            going.append(page)
-            short -= page in self._unheld
+        busy, going = self._busy(), list[HostPage]()
+        for page in reversed(self._given_up):
+            if most is not None and len(going) >= most and short <= 0:
+                break
+            if page not in busy:
+                going.append(page)
+                short -= page in self._unheld
         return going
 
     def look(self) -> None:
