@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from services.decoder.engine.sequence import SampledToken
-from services.decoder.engine.step_plan import StepPlan
+from services.decoder.engine.step_plan import Arrival, StepPlan
 
 
 class Clock(Protocol):
@@ -131,6 +131,10 @@ class Device:
             begins = max(self.free_at, self.clock.now)
             self.clock.take(launching)
             self.free_at = max(begins + work, self.clock.now)
+
+    def arrived(self) -> list[Arrival]:
+        """Everything is loaded by the step that lets its row in."""
+        return []
 
     def wait(self) -> None:
         """Nothing goes wrong here."""

@@ -19,6 +19,7 @@ from services.decoder.kernels.gpu.compile import compile_kernel
 from services.decoder.kernels.gpu.fill_bounds import FillBoundsShape
 from services.decoder.kernels.gpu.gather_pages import GatherPagesShape
 from services.decoder.kernels.gpu.linear import LinearShape
+from services.decoder.kernels.gpu.load_pages import LoadPagesShape
 from services.decoder.kernels.gpu.locate import LocateShape
 from services.decoder.kernels.gpu.merge_parts import MergePartsShape
 from services.decoder.kernels.gpu.norm import NormShape
@@ -226,6 +227,13 @@ def test_what_prefill_launches_compiles(arch: str, dtype: torch.dtype) -> None:
     for first_wide, out_wide in ((False, False), (False, True), (True, True), (True, False)):
         merge = MergePartsShape(80, dtype, first_wide=first_wide, out_wide=out_wide)
         assert compile_kernel("merge_parts", merge.defines, arch)[:4] == b"\x7fELF"
+
+
+@pytest.mark.parametrize("arch", CLUSTERS)
+def test_what_loads_pages_compiles(arch: str) -> None:
+    for page_bytes in (16, 8448, 2**18):
+        shape = LoadPagesShape(page_bytes)
+        assert compile_kernel("load_pages", shape.defines, arch)[:4] == b"\x7fELF"
 
 
 def test_a_kernel_that_does_not_compile_says_why() -> None:

@@ -262,7 +262,7 @@ def test_the_heart_with_a_budget_of_everything_is_dense_attention(
     shape = rig.shape
     selectors: list[Selector] = [Everything(), Everything()]
     if selector == "quest":
-        bounds = BoundsIndex(rig.arena, shape, 21, 2, made_up.CPU)
+        bounds = BoundsIndex(Twins(), rig.arena, shape, 21, 2, made_up.CPU)
         bounds.pool.fill_(float("nan"))
         selectors = [Quest(Twins(), shape, bounds.layer(layer), MAX_BLOCKS) for layer in range(2)]
     heart = Heart(Twins(), shape, rig.residence, selectors)
@@ -298,7 +298,7 @@ def test_the_heart_with_a_small_budget_attends_to_quests_choice(
     """Scored, chosen and attended to by plain loops over the keys themselves."""
     rig = Rig(tmp_path / "arena", mode, groups)
     shape, top_k, row, prompt = rig.shape, 3, 2, 30
-    bounds = BoundsIndex(rig.arena, shape, 21, 2, made_up.CPU)
+    bounds = BoundsIndex(Twins(), rig.arena, shape, 21, 2, made_up.CPU)
     bounds.pool.fill_(float("nan"))
     heart = Heart(
         Twins(), shape, rig.residence, [Everything(), Quest(Twins(), shape, bounds.layer(1), top_k)]
@@ -331,7 +331,7 @@ def test_the_heart_with_a_small_budget_attends_to_quests_choice(
 def test_bounds_of_full_pages_are_saved_where_the_layout_says(tmp_path: Path) -> None:
     shape, path = made_up.shape(), tmp_path / "arena"
     arena = made_up.arena(shape, path)
-    index = BoundsIndex(arena, shape, 21, 2, made_up.CPU)
+    index = BoundsIndex(Twins(), arena, shape, 21, 2, made_up.CPU)
     index.pool.copy_(torch.randn(index.pool.shape))
     index.save([])
     index.save([(4, 20), (22, 0)])

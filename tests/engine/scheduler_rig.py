@@ -30,6 +30,7 @@ class Rig:
     device: DevicePages
     ahead: bool = False  # the next step is launched before this one is booked
     shares: bool = False  # prompts that begin alike share pages
+    late: random.Random | None = None  # found pages are loaded beside the steps, and come some time
     scheduler: Scheduler = field(init=False)
     runner: FakeRunner = field(init=False)
     stepper: Stepper = field(init=False)
@@ -39,8 +40,11 @@ class Rig:
 
     def __post_init__(self) -> None:
         hasher = PageHasher(b"model", b"decoding", self.limits.page_tokens) if self.shares else None
-        self.scheduler = Scheduler(self.limits, self.host, self.device, hasher)
-        self.runner = FakeRunner(self.limits, runs_ahead=self.ahead, references=self.host.pages.references)
+        beside = self.late is not None
+        self.scheduler = Scheduler(self.limits, self.host, self.device, hasher, loads_beside=beside)
+        self.runner = FakeRunner(
+            self.limits, runs_ahead=self.ahead, references=self.host.pages.references, chance=self.late
+        )
         self.stepper = Stepper(self.scheduler, self.runner, nullcontext())
 
     @classmethod

@@ -16,13 +16,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from services.decoder.engine import assembly, offline
 from services.decoder.engine.decode_graphs import DecodeGraphs
 from services.decoder.engine.device_sampler import DeviceSampler
 from services.decoder.engine.offline import OfflineEngine
 from services.decoder.engine.runner import Runner
 from services.decoder.engine.running_step import RunningStep
 from services.decoder.engine.sequence import Finish, SampledToken, Sampling, Sequence
-from services.decoder.engine.step_plan import StepPlan
+from services.decoder.engine.step_plan import Arrival, StepPlan
 from services.decoder.engine.stepper import Stepper
 from services.decoder.settings import DecoderSettings
 from tests.decoder import checkpoints
@@ -68,12 +69,15 @@ class Launcher:
         self.launched["resize ahead"] += plan.ahead and bool(plan.resizes)
         return self.runner.launch(plan)
 
+    def arrived(self) -> list[Arrival]:
+        return self.runner.arrived()
+
     def wait(self) -> None:
         self.runner.wait()
 
 
 class Rig:
-    def __init__(self, path: Path, mode: str, *, ahead: bool) -> None:
+    def __init__(self, path: Path, mode: str, *, ahead: bool, beside: bool = False) -> None:
         settings = DecoderSettings.model_validate(
             {
                 "model": path,
@@ -88,7 +92,10 @@ class Rig:
                 "device_cache_tokens": 1024,
             }
         )
-        self.engine = OfflineEngine(settings, 6 * 2**20)
+        with pytest.MonkeyPatch.context() as patch:
+            for room in (offline, assembly):
+                patch.setattr(room, "loads_beside", lambda device: beside)
+            self.engine = OfflineEngine(settings, 6 * 2**20)
         runner, device = self.engine.runner, torch.device("cpu")
         assert runner.heart is not None
         sampler = DeviceSampler(ROWS, self.engine.model.spec.vocab_size, device)
@@ -159,22 +166,28 @@ def requests(seed: int) -> list[tuple[int, Sequence]]:
 
 
 @pytest.mark.parametrize(
-    ("mode", "seeds"),
+    ("mode", "beside", "seeds"),
     [
-        ("tiered", range(2)),
-        ("full", range(1)),
-        pytest.param("tiered", range(2, 12), marks=pytest.mark.slow),
-        pytest.param("full", range(1, 12), marks=pytest.mark.slow),
+        ("tiered", False, range(2)),
+        ("full", True, range(1)),
+        pytest.param("tiered", False, range(2, 12), marks=pytest.mark.slow),
+        pytest.param("tiered", True, range(2, 8), marks=pytest.mark.slow),
+        pytest.param("full", False, range(1, 8), marks=pytest.mark.slow),
+        pytest.param("full", True, range(1, 12), marks=pytest.mark.slow),
     ],
-    ids=["tiered", "full", "tiered, more", "full, more"],
+    ids=["tiered", "full beside", "tiered, more", "tiered beside", "full", "full beside, more"],
 )
-def test_the_tokens_are_those_of_steps_that_wait(tmp_path: Path, mode: str, seeds: range) -> None:
+def test_the_tokens_are_those_of_steps_that_wait(
+    tmp_path: Path, mode: str, beside: bool, seeds: range
+) -> None:
+    """`beside`, what was found for a newcomer is loaded while others go on."""
     path = checkpoints.save(tmp_path, "llama")
     launched: Counter[str] = Counter()
     for seed in seeds:
         answers = []
         for ahead in (False, True):
-            rig, chance, asked = Rig(path, mode, ahead=ahead), random.Random(seed), requests(seed)
+            rig = Rig(path, mode, ahead=ahead, beside=ahead and beside)
+            chance, asked = random.Random(seed), requests(seed)
             for pause, one in asked:
                 rig.submit(one)
                 for _ in range(pause):

@@ -37,13 +37,14 @@ def servers(draw: st.DrawFn) -> tuple[Limits, int]:
 
 
 def serve(
-    server: tuple[Limits, int], seed: int, moments: Moments, *, moody: bool, ahead: bool
+    server: tuple[Limits, int], seed: int, moments: Moments, *, moody: bool, ahead: bool, late: bool = False
 ) -> tuple[Rig, list[Sequence]]:
     """The same requests and aborts; how far they are at an abort depends on the steps."""
     limits, pages = server
     chance = random.Random(seed)
     store = MoodyPages(pages, random.Random(seed) if moody else None)
-    rig = Rig(limits, store, DevicePages(pages), ahead, shares=True)
+    comes = random.Random(seed) if late else None
+    rig = Rig(limits, store, DevicePages(pages), ahead, shares=True, late=comes)
     most = min(limits.max_model_len, pages * limits.page_tokens)
     asked = []
     for number, (pause, then) in enumerate(moments):

@@ -133,7 +133,7 @@ def test_what_is_planned_is_what_is_allocated(
     assert plan.table_bytes == table_bytes
     assert plan.sparse_layers == (3 - dense if selector == "quest" else 0)
     if plan.sparse_layers:
-        index = BoundsIndex(arena, shape, plan.device_pages, plan.sparse_layers, CPU)
+        index = BoundsIndex(Twins(), arena, shape, plan.device_pages, plan.sparse_layers, CPU)
         assert plan.index_bytes == index.pool.nbytes
         assert index.layer(2).device.data_ptr() == index.pool[-1].data_ptr()
     else:

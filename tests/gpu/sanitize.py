@@ -23,6 +23,7 @@ from tests.gpu import (
     test_coded_records_gpu,
     test_latent_kernels_gpu,
     test_linear_gpu,
+    test_load_pages_gpu,
     test_locate_gpu,
     test_norm_gpu,
     test_rope_gpu,
@@ -127,11 +128,13 @@ def norm_rope_and_locate() -> None:
 
 
 def prefill() -> None:
-    """write_run, fill_bounds, gather_pages and merge_parts."""
+    """write_run, fill_bounds, gather_pages, load_pages and merge_parts."""
     for case in test_write_run_gpu.CASES[1:]:
         test_write_run_gpu.test_records_are_the_twins(case, BF16)
         test_write_run_gpu.test_bounds_are_the_twins(case, 4, BF16)
     test_attend_part_gpu.test_gathered_pages_are_the_twins(BF16)
+    for pages in test_load_pages_gpu.CASES[1:]:
+        test_load_pages_gpu.test_pages_are_the_twins(pages)
     test_attend_part_gpu.test_merge_is_the_twins(BF16, (1, 4, 80))
 
 

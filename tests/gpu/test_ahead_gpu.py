@@ -17,7 +17,7 @@ from services.decoder.engine.offline import OfflineEngine
 from services.decoder.engine.runner import Runner
 from services.decoder.engine.running_step import RunningStep
 from services.decoder.engine.sequence import Sampling, Sequence
-from services.decoder.engine.step_plan import StepPlan
+from services.decoder.engine.step_plan import Arrival, StepPlan
 from services.decoder.engine.stepper import Stepper
 from services.decoder.models.causal_lm import CausalLM
 from services.decoder.settings import DecoderSettings
@@ -71,6 +71,9 @@ class Launcher:
         self.launched["resize ahead"] += plan.ahead and bool(plan.resizes)
         torch.cuda._sleep(LAG_CYCLES)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return self.runner.launch(plan)
+
+    def arrived(self) -> list[Arrival]:
+        return self.runner.arrived()
 
     def wait(self) -> None:
         self.runner.wait()

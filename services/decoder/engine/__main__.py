@@ -81,6 +81,7 @@ def load(
     )
     from services.decoder.engine.host_allocator import keep_freed_memory
     from services.decoder.engine.lane_slots import lane_slots_of
+    from services.decoder.engine.loads_beside import loads_beside
     from services.decoder.engine.loop import Loop
     from services.decoder.engine.memory_plan import (
         MemoryPlan,
@@ -143,6 +144,7 @@ def load(
         hasher,
         capacity_book(plan),
         share_device_pages=settings.share_device_pages,
+        loads_beside=loads_beside(device),
     )
     _log.info("memory_plan model=%s device=%s\n%s", settings.model.name, device, plan.table())
     if settings.hits_first:

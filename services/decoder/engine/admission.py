@@ -41,7 +41,10 @@ def join(plan: StepPlan, sequence: Sequence, limits: Limits) -> bool:
 class Admission:
     """Puts those who get a row into the step's plan."""
 
-    def __init__(self, limits: Limits, desk: PageDesk, roster: Roster, device: ResidentPages) -> None:
+    def __init__(
+        self, limits: Limits, desk: PageDesk, roster: Roster, device: ResidentPages, *, loads_beside: bool
+    ) -> None:
+        self._loads_beside = loads_beside
         self._limits = limits
         self._desk = desk
         self._roster = roster
@@ -82,8 +85,12 @@ class Admission:
                 break
             if plan.decodes and self._asked >= MOST_ASKED:
                 break  # in the next step, for some would wait for this one
-            if self._has_tokens(sequence, plan) and self._admit(sequence, room, []):
-                join(plan, sequence, self._limits)
+            waits = self._loads_beside and not sequence.has_run
+            if self._has_tokens(sequence, plan) and self._admit(sequence, room, [], waits=waits):
+                if waits and sequence.is_prefilling and self._roster.expect(sequence):
+                    plan.newcomers.append(sequence)
+                else:
+                    join(plan, sequence, self._limits)
                 for one in passed:
                     one.passed += 1
             elif sequence.passed >= MOST_PASSED:
@@ -105,9 +112,10 @@ class Admission:
         """Whether the step can compute anything of it; one in mid-answer needs none of the step's tokens."""
         return not sequence.is_prefilling or chunk_beside(plan, sequence, self._limits) is not None
 
-    def _admit(self, sequence: Sequence, room: Room, victims: list[Sequence]) -> bool:
+    def _admit(self, sequence: Sequence, room: Room, victims: list[Sequence], *, waits: bool = False) -> bool:
         """Give one that waits a row, if there is room or some can be made at the victims' expense."""
-        siblings = [one for one in self._roster.running if one.request_id == sequence.request_id]
+        seated = (*self._roster.running, *self._roster.arriving)
+        siblings = [one for one in seated if one.request_id == sequence.request_id and one.finish is None]
         if self._desk.shares and any(one.is_prefilling for one in siblings):
             return False  # the choices of a request share its prompt; the first computes it
         chances = self._chances(room, victims)
@@ -124,7 +132,7 @@ class Admission:
                 sequence.refused = chances
                 return False  # whatever a match might find
             matched = self._match(sequence, room)
-        self._roster.share(sequence)
+        self._roster.share(sequence, waits=waits and sequence.is_prefilling)
         need = self._roster.lacking(sequence, sequence.admission_tokens)
         if not self._clear(sequence, need, room, victims):
             sequence.refused = chances
@@ -158,7 +166,7 @@ class Admission:
         victims, running, hot = list(victims), self._roster.running, self._roster.hot
         behind = self._behind(sequence)
         while True:
-            wanted = need.and_each(len(running))
+            wanted = need.and_each(len(running) + len(self._roster.arriving))
             if self._roster.free_rows and room.fits(wanted) and hot.fits(sequence.reach):
                 return True
             if behind and wanted.host > room.host:
@@ -175,7 +183,7 @@ class Admission:
         host = room.host + sum(len(one.host_pages) for one in (*self._behind(sequence), *victims))
         device = room.device + self._device.freed_by(page for one in victims for page in one.places)
         rows = [one.row for one in victims if one.row is not None]
-        least = need.and_each(len(running) - len(victims))
+        least = need.and_each(len(running) + len(self._roster.arriving) - len(victims))
         fits = least.host <= host and least.device <= device
         return fits and self._roster.hot.fits(sequence.reach, without=rows)
 

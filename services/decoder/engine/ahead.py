@@ -77,6 +77,7 @@ class Ahead:
                     plan.from_draw.append(place[sequence])
             elif not sequence.is_prefilling:
                 return Planned.RESUME
+        plan.newcomers += self._roster.unequipped
         for sequence in self._roster.running:
             if sequence.is_prefilling and sequence not in place:
                 start = reached.get(sequence, sequence.computed)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -26,14 +27,11 @@ from services.decoder.engine.device_sampler import DeviceSampler
 from services.decoder.engine.draw import DeviceDraw, HostDraw
 from services.decoder.engine.latent_assembly import WrapTokens, latent_heart, latent_kernels_of
 from services.decoder.engine.limits import Limits
+from services.decoder.engine.loads_beside import LoadsBeside, loads_beside
 from services.decoder.engine.memory_plan import MemoryPlan
 from services.decoder.engine.page_hash import PageHasher
-from services.decoder.engine.prefill_warm_up import (
-    warm_up_block_prefill,
-    warm_up_latent_prefill,
-    warm_up_prefill,
-)
-from services.decoder.engine.runner import Runner
+from services.decoder.engine.prefill_warm_up import warm_up
+from services.decoder.engine.runner import Runner, load_kv_and_index
 from services.decoder.engine.step_clock import StepClock
 from services.decoder.kernels.dense import DenseOps
 from services.decoder.kernels.step_kernels import StepKernels
@@ -107,8 +105,11 @@ def assemble(
         )
     else:
         index, heart = _quest_heart(plan, arena, device, kernels, residence, writer, wrap)
+    beside = None
+    if loads_beside(device):
+        beside = LoadsBeside(partial(load_kv_and_index, residence, index), device)
     if device.type != "cuda":
-        return Runner(model, shape, tables, residence, index, heart, HostDraw(), None)
+        return Runner(model, shape, tables, residence, index, heart, HostDraw(), None, beside=beside)
     sampler = DeviceSampler(settings.max_rows, model.spec.vocab_size, device)
     graphs = DecodeGraphs(
         model, shape, tables, heart, sampler.tokens, plan.max_blocks, capture=settings.decode_graphs
@@ -116,14 +117,9 @@ def assemble(
     for logits in graphs.warm_up():
         for greedy in (True, False):
             sampler.draw(logits, greedy=greedy)
-    if latent_kernels is not None:
-        warm_up_latent_prefill(plan, kernels, latent_kernels, model.spec, device)
-    else:
-        warm_up_prefill(plan, kernels, model.spec.query_heads, device)
-    if block_kernels is not None:
-        warm_up_block_prefill(plan, kernels, block_kernels, model.spec, device)
+    warm_up(plan, model.spec, kernels, latent_kernels, block_kernels, device)
     draw = DeviceDraw(sampler, settings.max_rows)
-    return Runner(model, shape, tables, residence, index, heart, draw, graphs, StepClock())
+    return Runner(model, shape, tables, residence, index, heart, draw, graphs, StepClock(), beside)
 
 
 def _quest_heart(
@@ -138,7 +134,7 @@ def _quest_heart(
     """Of a model whose selector is ours to choose."""
     shape, bounds = plan.shape, None
     if plan.sparse_layers:
-        bounds = BoundsIndex(arena, shape, plan.device_pages, plan.sparse_layers, device)
+        bounds = BoundsIndex(kernels, arena, shape, plan.device_pages, plan.sparse_layers, device)
     dense = shape.layers - plan.sparse_layers
     selectors: list[Selector] = [
         Quest(kernels, shape, bounds.layer(layer), plan.top_k)

@@ -49,7 +49,7 @@ def block_heart(
 ) -> tuple[BlockHeart, PagedIndex]:
     """The heart and the index that its selectors stand on; choices go to `writer`, if there is one."""
     shape = plan.shape
-    index = PagedIndex(arena, shape, plan.device_pages, plan.index_layers, device)
+    index = PagedIndex(kernels, arena, shape, plan.device_pages, plan.index_layers, device)
     choosing = {
         layer: _selector(spec, block_kernels, shape, index.entries(layer)) for layer in plan.index_layers
     }

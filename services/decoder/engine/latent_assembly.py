@@ -52,7 +52,7 @@ def latent_heart(
 ) -> tuple[PagedIndex, LatentHeart]:
     """The index that its selectors stand on, and the heart; choices go to `writer`, if there is one."""
     shape = plan.shape
-    index = PagedIndex(arena, shape, plan.device_pages, plan.index_layers, device)
+    index = PagedIndex(kernels, arena, shape, plan.device_pages, plan.index_layers, device)
     rotation = hadamard(shape.index_dim, device) if shape.index_coded else None
     choosing = {
         layer: wrap(layer, Dsa(latent_kernels, index.entries(layer), shape.page_tokens, plan.top_k, rotation))

@@ -174,7 +174,7 @@ class Loop:
         with self._lock:
             self._count(plan, news, time.perf_counter_ns() - begun)
             self._publish(news)
-            idle = not (plan.tokens or plan.seats)
+            idle = not (plan.tokens or plan.seats or plan.awaits)
             waits = idle and bool(self._scheduler.waiting or self._scheduler.running)
         return not waits
 

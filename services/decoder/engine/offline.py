@@ -25,6 +25,7 @@ from services.decoder.engine.assembly import (
 from services.decoder.engine.host_pages import LocalPages
 from services.decoder.engine.lane_slots import lane_slots_of
 from services.decoder.engine.latent_assembly import WrapTokens
+from services.decoder.engine.loads_beside import loads_beside
 from services.decoder.engine.memory_plan import MemoryPlan, device_room, kv_fingerprint, kv_planes, kv_shape
 from services.decoder.engine.model_settings import settings_for
 from services.decoder.engine.scheduler import Scheduler
@@ -82,6 +83,7 @@ class OfflineEngine:
             hasher,
             book,
             share_device_pages=settings.share_device_pages,
+            loads_beside=loads_beside(device),
         )
         self.runner = assemble(self.plan, self.model, self.arena, device, wrap, wrap_tokens)
         self.on_plan: Callable[[StepPlan], None] = lambda plan: None

@@ -18,6 +18,36 @@ from services.decoder.kernels.step_kernels import StepKernels
 from services.decoder.models.spec import ModelSpec
 
 
+def warm_up(
+    plan: MemoryPlan,
+    spec: ModelSpec,
+    kernels: StepKernels,
+    latent_kernels: LatentKernels | None,
+    block_kernels: BlockKernels | None,
+    device: torch.device,
+) -> None:
+    """All that a prompt needs of a model like this."""
+    warm_up_loads(plan, kernels, device)
+    if latent_kernels is not None:
+        warm_up_latent_prefill(plan, kernels, latent_kernels, spec, device)
+    else:
+        warm_up_prefill(plan, kernels, spec.query_heads, device)
+    if block_kernels is not None:
+        warm_up_block_prefill(plan, kernels, block_kernels, spec, device)
+
+
+@torch.inference_mode()
+def warm_up_loads(plan: MemoryPlan, kernels: StepKernels, device: torch.device) -> None:
+    """What brings a found page: its index, and in full mode its KV."""
+    shape = plan.shape
+    page = torch.zeros(1, shape.index_elements, dtype=shape.entry_dtype, device=device)
+    pages = [page] if plan.index_layers else []
+    if plan.settings.kv_mode == "full":
+        pages.append(torch.zeros(1, shape.page_elements, dtype=shape.record_dtype, device=device))
+    for page in pages:
+        kernels.load_pages([page], [page], torch.zeros(2, 1, dtype=torch.int64, device=device))
+
+
 @torch.inference_mode()
 def warm_up_prefill(plan: MemoryPlan, kernels: StepKernels, query_heads: int, device: torch.device) -> None:
     """A chunk of a step, at most a window, over a full window in one layer; its memory is free afterwards."""

@@ -24,7 +24,8 @@ class ResidentPages:
         self._named: dict[bytes, tuple[HostPage, int]] = {}
         self._name_of: dict[int, bytes] = {}
         self._empty: set[int] = set()  # to be loaded by the next step that names them
-        self._loading: set[int] = set()  # by a step that is not booked yet
+        self._loading: set[int] = set()  # by a step that is not booked yet, or beside the steps
+        self._beside: set[int] = set()  # of these, the latter
 
     @property
     def count(self) -> int:
@@ -43,12 +44,15 @@ class ResidentPages:
             count += 1
         return count
 
-    def share(self, hashes: Sequence[bytes], pages: Sequence[HostPage]) -> list[int]:
-        """Where the first of some sealed pages lie, as far as they do; a reference to each."""
+    def share(self, hashes: Sequence[bytes], pages: Sequence[HostPage], *, waits: bool = False) -> list[int]:
+        """Where the first of some sealed pages lie, as far as they do; a reference to each.
+
+        Those that are loaded beside the steps are for who `waits` until they are there.
+        """
         found = []
         for page_hash, page in zip(hashes, pages, strict=False):
             host, place = self._named.get(page_hash, (None, -1))
-            if host != page:
+            if host != page or (place in self._beside and not waits):
                 break
             found.append(place)
         self._device.share(found)
@@ -76,21 +80,34 @@ class ResidentPages:
             self._named[page_hash] = page, place
             self._name_of[place] = page_hash
 
-    def to_load(self, places: Sequence[int]) -> set[int]:
+    def to_load(self, places: Sequence[int], *, beside: bool = False) -> set[int]:
         """Which the step being planned must load, and does: no other will, unless that one fails."""
-        due = self._empty.intersection(places)
+        due = self._empty.intersection(places) if self._empty else set()  # asked every step
         self._empty -= due
         self._loading |= due
+        if beside:
+            self._beside |= due
         return due
 
     def loaded(self, places: Iterable[int]) -> None:
-        """The step that loads them is over."""
-        self._loading.difference_update(places)
+        """What loads them is over."""
+        there = set(places)
+        for known in (self._loading, self._beside, self._empty):
+            known -= there
+
+    def is_loading(self, places: Sequence[int]) -> bool:
+        """Whether any of them is being loaded."""
+        return not self._loading.isdisjoint(places)
+
+    def is_there(self, places: Sequence[int]) -> bool:
+        """Whether all of them hold what they shall."""
+        return self._empty.isdisjoint(places) and not self.is_loading(places)
 
     def forget_loads(self) -> None:
         """No step that was to load pages can be relied on."""
         self._empty |= self._loading
         self._loading.clear()
+        self._beside.clear()
 
     def give_back(self, pages: Sequence[int]) -> int:
         """One reference less to each; how many are free now."""
@@ -100,6 +117,7 @@ class ResidentPages:
                 del self._named[page_hash]
         self._empty.difference_update(freed)
         self._loading.difference_update(freed)
+        self._beside.difference_update(freed)
         return len(freed)
 
     def freed_by(self, pages: Iterable[int]) -> int:

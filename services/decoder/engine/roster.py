@@ -4,6 +4,7 @@ Knows counts and pages; who should run is the scheduler's decision. A sequence i
 
     waiting    no row, no slots and no device pages; a parked one keeps its host pages, the others have none
     running    a row, and host and device pages for every token it has computed
+    arriving   the same, while pages that were found for it are loaded beside the steps, ended or not
     lingering  the same, though it has ended: a step that names it is under way
     gone       nothing
 """
@@ -20,7 +21,7 @@ from services.decoder.engine.page_desk import PageDesk
 from services.decoder.engine.resident_pages import ResidentPages
 from services.decoder.engine.room import Pages
 from services.decoder.engine.sequence import Sequence
-from services.decoder.engine.step_plan import NewPages, StepPlan
+from services.decoder.engine.step_plan import Arrival, NewPages, StepPlan
 
 Needs = list[tuple[Sequence, int]]
 """Host pages that each sequence of a step lacks."""
@@ -35,6 +36,7 @@ class Roster:
     def __init__(self, limits: Limits, desk: PageDesk, device: ResidentPages, hot: CapacityBook) -> None:
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
+        self.arriving: list[Sequence] = []
         self.lingering: list[Sequence] = []
         self.parkings = 0  # rows taken from sequences that keep their host pages
         self.releases = 0  # sequences that lost their host pages, and must match and replay
@@ -69,6 +71,11 @@ class Roster:
         device = len(sequence.device_pages) + len(sequence.laid_pages)
         return Pages(max(0, pages - len(sequence.host_pages)), max(0, pages - device))
 
+    @property
+    def unequipped(self) -> list[Sequence]:
+        """Arriving ones without pages for the rest of their prompts."""
+        return [one for one in self.arriving if one.finish is None and not one.device_pages]
+
     def needs(self, plan: StepPlan) -> Needs:
         """Of everybody in a step."""
         return [(sequence, self.lacking(sequence, end).host) for sequence, end in plan.ends]
@@ -89,17 +96,54 @@ class Roster:
             host = [page.page for page in sequence.host_pages[first:]]
             plan.new_pages.append(NewPages(sequence.row, first, host, device))
             computed = -(-sequence.computed // self._limits.page_tokens) - first
-            if computed > 0:  # found in the store, or kept while it was parked
+            if sequence in plan.newcomers:
+                plan.cached_tokens += sequence.cached
+            elif computed > 0:  # found in the store, or kept while it was parked
                 held = list(zip(host[:computed], device[:computed], strict=True))
                 due = self._device.to_load(laid)
                 plan.loads += [one for one in held[: len(laid)] if one[1] in due]
                 plan.loads += held[len(laid) :]
                 plan.cached_tokens += 0 if sequence.sheltered_until else sequence.cached
 
-    def share(self, sequence: Sequence) -> None:
-        """Let one that waits have the device pages of what was found for it, where others have it there."""
+        for sequence in self.arriving:
+            found = [] if sequence.finish else self._found(sequence)
+            if due := self._device.to_load(found, beside=True):
+                pairs = zip((page.page for page in sequence.host_pages), found, strict=False)
+                plan.arrivals.append(Arrival(sequence, [pair for pair in pairs if pair[1] in due]))
+
+    def expect(self, sequence: Sequence) -> bool:
+        """Let one that was just seated wait for what was found for it; False if that is there."""
+        if self._device.is_there(sequence.laid_pages):
+            return False
+        self.running.remove(sequence)
+        self.arriving.append(sequence)
+        return True
+
+    def arrived(self, arrivals: Iterable[Arrival]) -> list[Sequence]:
+        """What was loaded is there; whoever waited for nothing else runs. Of these, who has ended since."""
+        self._device.loaded(place for arrival in arrivals for _, place in arrival.loads)
+        ended = []
+        for sequence in list(self.arriving):
+            found, has_ended = self._found(sequence), sequence.finish is not None
+            if self._device.is_loading(found) or not (has_ended or self._device.is_there(found)):
+                continue
+            self.arriving.remove(sequence)
+            insort(self.running, sequence, key=lambda seated: seated.rank)
+            if has_ended:
+                ended.append(sequence)
+        return ended
+
+    @staticmethod
+    def _found(sequence: Sequence) -> list[int]:
+        """Device pages of what the store had of an arriving one."""
+        return sequence.places[: sequence.sealed]
+
+    def share(self, sequence: Sequence, *, waits: bool = False) -> None:
+        """Let one that waits have the device pages of what was found for it, where others have it there, or
+        will have if it `waits` for that.
+        """
         sealed = sequence.host_pages[: sequence.sealed]
-        sequence.laid_pages = self._device.share(sequence.page_hashes, sealed)
+        sequence.laid_pages = self._device.share(sequence.page_hashes, sealed, waits=waits)
 
     def unshare(self, sequence: Sequence) -> Pages:
         """It gets no row after all; what came free."""
@@ -166,7 +210,7 @@ class Roster:
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless every row and page is owned as often as it was taken, or free."""
-        seated = [*self.running, *self.lingering]
+        seated = [*self.running, *self.arriving, *self.lingering]
         rows = [sequence.row for sequence in seated]
         assert None not in rows, "a running sequence has no row"
         assert sorted([*self._free_rows, *(row for row in rows if row is not None)]) == list(
@@ -188,7 +232,8 @@ class Roster:
     def _leave(self, sequence: Sequence) -> Pages:
         """Take row and device pages from one that has them."""
         assert sequence.row is not None
-        (self.running if sequence in self.running else self.lingering).remove(sequence)
+        lists = (self.running, self.arriving, self.lingering)
+        next(seated for seated in lists if sequence in seated).remove(sequence)
         freed = self._device.give_back(sequence.places)
         self.hot.leave(sequence.row)
         self.left_rows.append(sequence.row)

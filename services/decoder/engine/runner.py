@@ -6,6 +6,7 @@ Knows tensors; who runs when was the scheduler's decision.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from collections.abc import Sequence as Sequence_
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -18,11 +19,12 @@ from services.decoder.attention.latent_heart import LatentHeart
 from services.decoder.attention.latent_step import step_over
 from services.decoder.engine.decode_graphs import DecodeGraphs
 from services.decoder.engine.draw import Draw, Drawn
+from services.decoder.engine.loads_beside import LoadsBeside
 from services.decoder.engine.running_step import RunningStep
 from services.decoder.engine.sampler import score_prompt
 from services.decoder.engine.sequence import SampledToken, Sequence
 from services.decoder.engine.step_clock import Mark, StepClock
-from services.decoder.engine.step_plan import StepPlan
+from services.decoder.engine.step_plan import Arrival, StepPlan
 from services.decoder.kernels.upload import upload
 from services.decoder.kv.batch import PrefillChunk, decode_batch
 from services.decoder.kv.paged_index import PagedIndex
@@ -32,6 +34,15 @@ from services.decoder.kv.shape import KvShape
 from services.decoder.models.causal_lm import CausalLM
 
 _SCORED_AT_ONCE = 256  # prompt tokens: their logits over a large vocabulary are 150 MB
+
+
+def load_kv_and_index(
+    residence: Residence, index: PagedIndex | None, pages: Sequence_[tuple[int, int]]
+) -> None:
+    """Bring what pages hold, given as (host page, device page), to the device."""
+    residence.load(pages)
+    if index is not None:
+        index.load(pages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +58,16 @@ class Runner:
     draw: Draw
     graphs: DecodeGraphs | None  # on a GPU, where decode rows run by themselves
     clock: StepClock | None = None  # on a GPU
+    beside: LoadsBeside | None = None  # where newcomers wait for what was found for them
 
     @property
     def runs_ahead(self) -> bool:
         """Whether a step may be launched while the one before it runs."""
         return self.graphs is not None
+
+    def arrived(self) -> list[Arrival]:
+        """What was loaded beside the steps and is there, each told once."""
+        return [] if self.beside is None else self.beside.arrived()
 
     def run(self, plan: StepPlan) -> dict[int, SampledToken]:
         """`launch` and `collect` in one."""
@@ -77,6 +93,10 @@ class Runner:
             self.residence.resize(plan.resizes)
         for row, first, host_pages, device_pages in plan.new_pages:
             self.tables.put(row, first, host_pages, device_pages)
+        if self.beside is not None:
+            self.beside.start(plan.arrivals)
+            if plan.awaits:
+                step.awaits = self.beside.wait_for_one
         if plan.seats or not plan.tokens:
             self._load(plan)  # else it can wait: no row that decodes reads what is loaded for others
         for sequence in plan.seats:
@@ -152,9 +172,7 @@ class Runner:
             raise
 
     def _load(self, plan: StepPlan) -> None:
-        self.residence.load(plan.loads)
-        if self.index is not None:
-            self.index.load(plan.loads)
+        load_kv_and_index(self.residence, self.index, plan.loads)
 
     def _done(self, plan: StepPlan) -> torch.cuda.Event | None:
         """What to wait for where the tokens are not the last that a step does; none on a CPU."""

@@ -27,6 +27,7 @@ class RunningStep:
     clock: StepClock | None = None
     mark: Mark | None = None  # of the clock
     rest: Callable[[], None] | None = None
+    awaits: Callable[[], None] | None = None  # what the next step cannot do without
 
     def complete(self) -> None:
         """Launch what is left. Until then no other step is launched; books may change meanwhile.
@@ -45,6 +46,8 @@ class RunningStep:
         given to somebody else.
         """
         self.complete()
+        if self.awaits is not None:
+            self.awaits()
         if self.done is not None:
             self.done.synchronize()
         tokens = [] if self.drawn is None else self.drawn.collect()

@@ -26,7 +26,7 @@ from services.decoder.engine.resident_pages import ResidentPages
 from services.decoder.engine.room import Pages, Room
 from services.decoder.engine.roster import Roster
 from services.decoder.engine.sequence import Finish, SampledToken, Sequence
-from services.decoder.engine.step_plan import Planned, StepPlan
+from services.decoder.engine.step_plan import Arrival, Planned, StepPlan
 from services.decoder.kv.device_pages import DevicePages
 
 
@@ -42,14 +42,18 @@ class Scheduler:
         hot: CapacityBook | None = None,
         *,
         share_device_pages: bool = True,
+        loads_beside: bool = False,
     ) -> None:
-        """Without a `hasher` no prefix is looked for or left behind; without `hot` slots are not counted."""
+        """Without a `hasher` no prefix is looked for or left behind; without `hot` slots are not counted.
+
+        With `loads_beside`, found pages are loaded while steps run, and `arrived` says when they are there.
+        """
         self.limits = limits
         self._desk = PageDesk(host, hasher, limits.page_tokens)
         self._device = ResidentPages(device, shared=share_device_pages)
         self.hot = hot or CapacityBook()
         self._roster = Roster(limits, self._desk, self._device, self.hot)
-        self._admission = Admission(limits, self._desk, self._roster, self._device)
+        self._admission = Admission(limits, self._desk, self._roster, self._device, loads_beside=loads_beside)
         self._ahead = Ahead(limits, self._desk, self._device, self._roster, self._admission)
         self._under_way: StepPlan | None = None  # planned ahead, and not applied yet
         self._hindrance = Planned.IDLE  # why the next step is not planned ahead
@@ -62,7 +66,8 @@ class Scheduler:
     @property
     def running(self) -> list[Sequence]:
         """Those with a row; most urgent first."""
-        return self._roster.running
+        arriving = [one for one in self._roster.arriving if one.finish is None]
+        return sorted([*self._roster.running, *arriving], key=lambda one: one.rank)
 
     @property
     def parkings(self) -> int:
@@ -114,7 +119,10 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything, giving pages back included."""
-        return bool(self.waiting or self.running or self._roster.left_rows or self._desk.has_work)
+        roster = self._roster
+        return bool(
+            roster.waiting or roster.running or roster.arriving or roster.left_rows or self._desk.has_work
+        )
 
     def plan(self) -> StepPlan:
         """Decide the next step and take the pages that it needs, in one exchange with the store.
@@ -140,6 +148,7 @@ class Scheduler:
             raise Unavailable("another client of the store took the pages first")
         self._roster.equip(plan, needs, pages)
         plan.resizes = self.hot.rebalance(plan.seated_rows)
+        plan.awaits = bool(self._roster.arriving) and not (plan.tokens or plan.seats)
         plan.planned, self._hindrance = self._hindrance, Planned.IDLE
         return plan
 
@@ -197,6 +206,11 @@ class Scheduler:
                 self._let_go(sequence)
         return news
 
+    def arrived(self, arrivals: list[Arrival]) -> None:
+        """These have been loaded beside the steps."""
+        for ended in self._roster.arrived(arrivals):
+            self._let_go(ended)
+
     def abandon(self) -> None:
         """Whatever was under way will never be applied."""
         if self._under_way is not None:  # it may never have been launched; a row may be left twice
@@ -225,6 +239,8 @@ class Scheduler:
 
     def _let_go(self, sequence: Sequence) -> None:
         """Of one that has ended; what the step ahead names stays where it is until that one is over."""
+        if sequence in self._roster.arriving:
+            return  # its pages are being written
         if self._under_way is not None and sequence in self._under_way.sequences:
             self._roster.linger(sequence)
         else:
@@ -238,8 +254,14 @@ class Scheduler:
         plan = StepPlan()
         room = Room(self._desk.free, self._device.free)
         self._admission.admit_urgent(room)
-        self._continue([sequence for sequence in self.running if not sequence.is_prefilling], plan, room)
-        self._continue([sequence for sequence in self.running if sequence.is_prefilling], plan, room)
+        running = self._roster.running
+        self._continue([sequence for sequence in running if not sequence.is_prefilling], plan, room)
+        self._continue([sequence for sequence in running if sequence.is_prefilling], plan, room)
+        for sequence in self._roster.unequipped:  # by a plan that came to nothing
+            need = self._roster.lacking(sequence, sequence.admission_tokens)
+            if self._find_room(sequence, need, room, plan):
+                room.spend(need)
+                plan.newcomers.append(sequence)
         self._admission.admit(plan, room)
         if self.waiting and not self.running and self.waiting[0].is_parked:
             # Even alone it lacks pages, so another engine has them, which may be waiting for these.
@@ -265,7 +287,8 @@ class Scheduler:
             if host_is_short and (parked := self._roster.parked):
                 room.gain(self._roster.release(parked[-1]))
                 continue
-            behind = [one for one in self.running if one.rank > sequence.rank and one not in plan.sequences]
+            running = self._roster.running
+            behind = [one for one in running if one.rank > sequence.rank and one not in plan.sequences]
             bare = [one for one in behind if not one.is_sheltered]
             victim = [sequence, *behind, *bare][-1]
             room.gain(self._roster.park(victim))

@@ -30,6 +30,13 @@ class NewPages(NamedTuple):
     device_pages: list[int]
 
 
+class Arrival(NamedTuple):
+    """Pages, as (host page, device page), that a newcomer's prompt was found in, loaded beside the steps."""
+
+    sequence: Sequence
+    loads: list[tuple[int, int]]
+
+
 class Planned(Enum):
     """Whether a step was planned while the one before it ran, or why only when that one had ended."""
 
@@ -54,6 +61,10 @@ class StepPlan:
     # (host page, device page) of pages that hold tokens already, found in the store or kept while parked:
     # their index loads, and in full mode their KV.
     loads: list[tuple[int, int]] = field(default_factory=list)
+    # Of newcomers that join a later step, when this has come.
+    arrivals: list[Arrival] = field(default_factory=list)
+    newcomers: list[Sequence] = field(default_factory=list)  # let in by this step, to join a later one
+    awaits: bool = False  # nothing can be computed before something arrives
     # Sequences whose prompt was found whole, and more, or that were parked in mid-answer: they get hot slots
     # now and decode from the next step.
     seats: list[Sequence] = field(default_factory=list)
@@ -69,7 +80,7 @@ class StepPlan:
     @property
     def sequences(self) -> list[Sequence]:
         """Whoever is in it."""
-        return [*self.decodes, *self.seats, *(chunk.sequence for chunk in self.chunks)]
+        return [*self.decodes, *self.seats, *(chunk.sequence for chunk in self.chunks), *self.newcomers]
 
     @property
     def tokens(self) -> int:
@@ -94,7 +105,7 @@ class StepPlan:
     def ends(self) -> list[tuple[Sequence, int]]:
         """Each sequence of the step, and the tokens that its pages must hold after it."""
         ends = [(sequence, self.position(sequence) + 1) for sequence in self.decodes]
-        ends += [(sequence, sequence.admission_tokens) for sequence in self.seats]
+        ends += [(sequence, sequence.admission_tokens) for sequence in (*self.seats, *self.newcomers)]
         return ends + [
             (sequence, end if sequence.device_pages else sequence.admission_tokens)
             for sequence, _, end in self.chunks

@@ -16,7 +16,7 @@ from services.contract.errors import HotsetError, Unavailable
 from services.decoder.engine.host_pages import PagesLost
 from services.decoder.engine.scheduler import Scheduler
 from services.decoder.engine.sequence import SampledToken, Sequence
-from services.decoder.engine.step_plan import StepPlan
+from services.decoder.engine.step_plan import Arrival, StepPlan
 
 News = list[tuple[Sequence, list[SampledToken]]]
 
@@ -44,6 +44,9 @@ class Launcher(Protocol):
 
     def launch(self, plan: StepPlan) -> Launched:
         """Begin to compute; a plan that is `ahead` continues the step launched last, with its tokens."""
+
+    def arrived(self) -> list[Arrival]:
+        """What was loaded beside the steps and is there, each told once; a step that awaits it has waited."""
 
     def wait(self) -> None:
         """Until nothing that was launched is under way."""
@@ -106,7 +109,9 @@ class Stepper:
             others = [one.plan for one in (self._ahead, self._broken) if one is not None]
             raise self._failed(error, running.plan, *others) from error
         with self._lock:
-            return running.plan, self._scheduler.apply(running.plan, sampled)
+            news = self._scheduler.apply(running.plan, sampled)
+            self._scheduler.arrived(self._runner.arrived())
+            return running.plan, news
 
     def _launch(self, plan: StepPlan) -> Launched:
         self._on_plan(plan)
@@ -160,3 +165,4 @@ class Stepper:
         self._runner.wait()
         with self._lock:
             self._scheduler.abandon()
+            self._scheduler.arrived(self._runner.arrived())  # what was being loaded is there by now

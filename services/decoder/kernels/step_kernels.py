@@ -7,6 +7,7 @@ is put together.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -187,6 +188,15 @@ class StepKernels(Protocol):
             source: [all pages, groups, page_tokens, record elements].
             pages: [n] int32, in token order.
             out: [groups, n * page_tokens, record elements], contiguous; written.
+        """
+
+    def load_pages(self, sources: Sequence[Tensor], targets: Sequence[Tensor], pages: Tensor) -> None:
+        """Bring pages of the arena into the pools of all layers, beside whatever else runs.
+
+        Args:
+            sources: of each layer, [host pages, page elements].
+            targets: of each layer, [device pages, page elements]; written.
+            pages: [2, n] int64, n > 0: of the sources, and where in the targets.
         """
 
     def merge_parts(self, first: Part, second: Part, dtype: torch.dtype) -> Part:

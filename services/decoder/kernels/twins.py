@@ -5,6 +5,7 @@ Knows nothing of padding rows: a twin's batch has none.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from time import perf_counter_ns
 
@@ -20,6 +21,7 @@ from services.decoder.kernels.count import count
 from services.decoder.kernels.counter import Counter
 from services.decoder.kernels.decode_batch import DecodeBatch
 from services.decoder.kernels.gather_pages import gather_pages
+from services.decoder.kernels.load_pages import load_pages
 from services.decoder.kernels.replay import plan_of, replay
 from services.decoder.kernels.resolve import resolve
 from services.decoder.kernels.select import all_blocks, score_blocks, top_blocks
@@ -136,6 +138,10 @@ class Twins:
     def gather_pages(self, source: Tensor, pages: Tensor, out: Tensor) -> None:
         """kernels/gather_pages.py."""
         gather_pages(source, pages, out)
+
+    def load_pages(self, sources: Sequence[Tensor], targets: Sequence[Tensor], pages: Tensor) -> None:
+        """kernels/load_pages.py."""
+        load_pages(sources, targets, pages)
 
     def merge_parts(self, first: Part, second: Part, dtype: torch.dtype) -> Part:
         """kernels/attend_part.py."""

@@ -11,6 +11,7 @@ import torch
 
 from services.decoder.kernels.bounds import BlockBounds
 from services.decoder.kernels.decode_batch import DecodeBatch
+from services.decoder.kernels.step_kernels import StepKernels
 from services.decoder.kv.arena_map import ArenaMap
 from services.decoder.kv.paged_index import PagedIndex
 from services.decoder.kv.remote_arena import RemoteArena
@@ -22,6 +23,7 @@ class BoundsIndex(PagedIndex):
 
     def __init__(
         self,
+        kernels: StepKernels,
         arena: ArenaMap | RemoteArena,
         shape: KvShape,
         device_pages: int,
@@ -30,7 +32,7 @@ class BoundsIndex(PagedIndex):
     ) -> None:
         """Allocate `device_pages` pages for each of the last `layers` layers."""
         last = range(shape.layers - layers, shape.layers)
-        super().__init__(arena, shape, device_pages, last, device)
+        super().__init__(kernels, arena, shape, device_pages, last, device)
         self._block = (-1, shape.blocks_per_page, shape.kv_heads, 2 * shape.head_dim)
         self._shape = shape
 

@@ -74,11 +74,12 @@ class Full:
         """Copy them to the device."""
         if not pages:
             return
-        host, device = upload(list(zip(*pages, strict=True)), self._pools[0].device)
-        page_blocks = self._shape.groups * self._shape.blocks_per_page
-        for pool, arena in zip(self._pools, self._arena, strict=True):
-            found = arena.view(-1, page_blocks * self._shape.block_elements).index_select(0, host)
-            pool.view(-1, page_blocks * self._shape.block_elements).index_copy_(0, device, found)
+        there = upload(list(zip(*pages, strict=True)), self._pools[0].device)
+        arena, pools = (
+            [layer.view(-1, self._shape.page_elements) for layer in side]
+            for side in (self._arena, self._pools)
+        )
+        self._kernels.load_pages(arena, pools, there)
 
     def leave(self, row: int) -> None:
         """Nothing to do: the pages are the scheduler's to give back."""

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from services.decoder.kernels.step_kernels import StepKernels
 from services.decoder.kv.arena_map import ArenaMap
 from services.decoder.kv.remote_arena import RemoteArena
 from services.decoder.kv.shape import KvShape
@@ -26,11 +27,11 @@ class IndexPath(Protocol):
         None: out of reach; decode's entries are to be given to `write_entries`.
         """
 
-    def read(self, host_pages: Tensor) -> Iterator[Tensor]:
-        """[n, index elements] of pages `[n]` int64."""
+    def load(self, pages: Tensor, pools: Sequence[Tensor]) -> None:
+        """Bring pages, `[2, n]` int64 of host pages and device pages, into [device pages, index elements]."""
 
     def write(self, host_pages: Tensor, pages: Iterable[Tensor]) -> None:
-        """The opposite of `read`."""
+        """[n, index elements] to pages `[n]` int64."""
 
     def write_entries(self, host_entries: Tensor, entries: Iterable[Tensor]) -> None:
         """[n, entry elements] to entries `[n]` int64 = host page * blocks a page + block."""
@@ -39,17 +40,20 @@ class IndexPath(Protocol):
         """[groups, block elements]: the records of a block of a page."""
 
 
-def index_path(arena: ArenaMap | RemoteArena, shape: KvShape, layers: Sequence[int]) -> IndexPath:
+def index_path(
+    kernels: StepKernels, arena: ArenaMap | RemoteArena, shape: KvShape, layers: Sequence[int]
+) -> IndexPath:
     """The way of `layers` to the index plane of `arena`."""
     if isinstance(arena, ArenaMap):
-        return DirectIndexPath(arena, shape, layers)
+        return DirectIndexPath(kernels, arena, shape, layers)
     return RemoteIndexPath(arena, shape, layers)
 
 
 class DirectIndexPath:
     """An IndexPath into an arena that is mapped."""
 
-    def __init__(self, arena: ArenaMap, shape: KvShape, layers: Sequence[int]) -> None:
+    def __init__(self, kernels: StepKernels, arena: ArenaMap, shape: KvShape, layers: Sequence[int]) -> None:
+        self._kernels = kernels
         self._shape = shape
         self._pages = [arena.index(layer) for layer in layers]
         self._records = [
@@ -61,9 +65,9 @@ class DirectIndexPath:
         """As IndexPath says."""
         return self._pages[place].view(-1, self._shape.entry_elements)
 
-    def read(self, host_pages: Tensor) -> Iterator[Tensor]:
+    def load(self, pages: Tensor, pools: Sequence[Tensor]) -> None:
         """As IndexPath says."""
-        return (arena.index_select(0, host_pages) for arena in self._pages)
+        self._kernels.load_pages(self._pages, pools, pages)
 
     def write(self, host_pages: Tensor, pages: Iterable[Tensor]) -> None:
         """As IndexPath says."""
@@ -92,19 +96,21 @@ class RemoteIndexPath:
         """As IndexPath says."""
         return None
 
-    def read(self, host_pages: Tensor) -> Iterator[Tensor]:
+    def load(self, pages: Tensor, pools: Sequence[Tensor]) -> None:
         """As IndexPath says.
 
         Raises:
             HotsetError: as RemoteArena.read says.
         """
+        host_pages, device_pages = pages
         size = self._shape.index_elements * self._shape.entry_dtype.itemsize
         nowhere = np.zeros(len(host_pages), np.int64)
         pieces = [
             self._arena.pieces("index", layer, host_pages.numpy(), nowhere, size) for layer in self._layers
         ]
         found = self._arena.read(np.concatenate(pieces)).view(self._shape.entry_dtype)
-        return iter(found.view(len(self._layers), len(host_pages), -1))
+        for pool, entries in zip(pools, found.view(len(self._layers), len(host_pages), -1), strict=True):
+            pool.index_copy_(0, device_pages, entries)
 
     def write(self, host_pages: Tensor, pages: Iterable[Tensor]) -> None:
         """As IndexPath says, once the arena settles."""

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from services.decoder.kernels.decode_batch import DecodeBatch
+from services.decoder.kernels.step_kernels import StepKernels
 from services.decoder.kernels.upload import upload
 from services.decoder.kv.arena_map import ArenaMap
 from services.decoder.kv.index_path import index_path
@@ -34,6 +35,7 @@ class PagedIndex:
 
     def __init__(
         self,
+        kernels: StepKernels,
         arena: ArenaMap | RemoteArena,
         shape: KvShape,
         device_pages: int,
@@ -43,7 +45,7 @@ class PagedIndex:
         """Allocate `device_pages` pages for each of the model's `layers` that are named."""
         self._places = {layer: place for place, layer in enumerate(layers)}
         self._entry = shape.entry_elements
-        self._path = index_path(arena, shape, layers)
+        self._path = index_path(kernels, arena, shape, layers)
         self.pool = torch.zeros(
             len(layers), device_pages, shape.index_elements, dtype=shape.entry_dtype, device=device
         )
@@ -57,9 +59,7 @@ class PagedIndex:
         """Bring the entries of pages, given as (host page, device page), from the arena."""
         if not pages:
             return
-        host, device = upload(list(zip(*pages, strict=True)), self.pool.device)
-        for pool, found in zip(self.pool, self._path.read(host), strict=True):
-            pool.index_copy_(0, device, found)
+        self._path.load(upload(list(zip(*pages, strict=True)), self.pool.device), self.pool.unbind())
 
     def reopen(self, host_page: int, device_page: int, tokens: int) -> None:
         """Mend the entry of the open block of a row of `tokens` tokens, just loaded: it is right already."""

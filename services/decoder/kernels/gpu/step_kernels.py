@@ -6,6 +6,7 @@ waits for the device or reads from it, so every call may be captured in a CUDA g
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeVar
 
 import torch
@@ -18,11 +19,13 @@ from services.decoder.kernels.gpu.append import AppendCall, AppendShape
 from services.decoder.kernels.gpu.attend import attended, shape_for
 from services.decoder.kernels.gpu.fill_bounds import FillBoundsCall, FillBoundsShape
 from services.decoder.kernels.gpu.gather_pages import GatherPagesCall, GatherPagesShape
+from services.decoder.kernels.gpu.load_pages import LoadPagesCall, LoadPagesShape
 from services.decoder.kernels.gpu.locate import LocateCall, LocateShape
 from services.decoder.kernels.gpu.merge_parts import merged, shape_of
 from services.decoder.kernels.gpu.replay import ReplayCall, ReplayShape
 from services.decoder.kernels.gpu.resolve import ResolveCall, ResolveShape
 from services.decoder.kernels.gpu.select import SelectCall, SelectShape
+from services.decoder.kernels.gpu.token_sides import sides_of, whole_tokens
 from services.decoder.kernels.gpu.write_run import WriteRunCall, WriteRunShape
 from services.decoder.kernels.step_kernels import LayerStore, MissPlan, Placement, Split
 
@@ -171,8 +174,8 @@ class GpuKernels:
         bounds: BlockBounds | None,
     ) -> None:
         """kernels/gpu/append.cu."""
-        sides = _sides(value)
-        key, value = _whole_tokens(key), _whole_tokens(value) if sides == 2 else value
+        sides = sides_of(value)
+        key, value = whole_tokens(key), whole_tokens(value) if sides == 2 else value
         _, kv_heads, head_dim = key.shape
         shape = self._same(
             AppendShape(
@@ -233,7 +236,7 @@ class GpuKernels:
 
     def fill_bounds(self, bounds: Tensor, key: Tensor, block: Tensor, block_tokens: int) -> None:
         """kernels/gpu/fill_bounds.cu."""
-        key = _whole_tokens(key)
+        key = whole_tokens(key)
         shape = self._same(FillBoundsShape(key.shape[1], key.shape[2], block_tokens, key.dtype))
         call = FillBoundsCall(bounds, key, block)
         call.check(shape)
@@ -241,8 +244,8 @@ class GpuKernels:
 
     def write_run(self, key: Tensor, value: Tensor, target: Tensor, pages: Tensor, first: int) -> None:
         """kernels/gpu/write_run.cu."""
-        sides = _sides(value)
-        key, value = _whole_tokens(key), _whole_tokens(value) if sides == 2 else value
+        sides = sides_of(value)
+        key, value = whole_tokens(key), whole_tokens(value) if sides == 2 else value
         _, kv_heads, head_dim = key.shape
         groups, page_tokens = target.shape[1:3]
         head_bytes = head_dim * key.element_size()
@@ -259,6 +262,14 @@ class GpuKernels:
         call.check(shape)
         call.launch(shape)
 
+    def load_pages(self, sources: Sequence[Tensor], targets: Sequence[Tensor], pages: Tensor) -> None:
+        """kernels/gpu/load_pages.cu."""
+        page_bytes = targets[0].shape[1] * targets[0].element_size()
+        shape = self._same(LoadPagesShape(page_bytes))
+        call = LoadPagesCall(sources, targets, pages)
+        call.check(shape)
+        call.launch(shape)
+
     def merge_parts(self, first: Part, second: Part, dtype: torch.dtype) -> Part:
         """kernels/gpu/merge_parts.cu."""
         call = merged(first, second, dtype)
@@ -272,17 +283,6 @@ class GpuKernels:
         known = self._known.setdefault(shape, shape)
         assert isinstance(known, type(shape))
         return known
-
-
-def _whole_tokens(side: Tensor) -> Tensor:
-    """[tokens, heads, head_dim] with a token's heads side by side; transformers lays them apart."""
-    whole = side.stride()[1:] == (side.shape[2], 1)
-    return side if whole else side.clone(memory_format=torch.contiguous_format)
-
-
-def _sides(value: Tensor) -> int:
-    """Of a record: values without numbers are none."""
-    return 2 if value.shape[2] else 1
 
 
 def _reached(arena: Tensor | None) -> Tensor:
