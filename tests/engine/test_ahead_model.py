@@ -25,15 +25,24 @@ from services.decoder.engine.running_step import RunningStep
 from services.decoder.engine.sequence import Finish, SampledToken, Sampling, Sequence
 from services.decoder.engine.step_plan import Arrival, StepPlan
 from services.decoder.engine.stepper import Stepper
+from services.decoder.kernels.dense import TorchDense
 from services.decoder.settings import DecoderSettings
 from tests.decoder import checkpoints
 
 ROWS = 4
 
 
-@dataclass(frozen=True)
+@dataclass
 class Drawn:
+    """There when it has been looked at a few times."""
+
     tokens: list[SampledToken | None]
+    looks: int
+
+    @property
+    def is_there(self) -> bool:
+        self.looks -= 1
+        return self.looks < 0
 
     def collect(self) -> list[SampledToken | None]:
         return self.tokens
@@ -41,9 +50,10 @@ class Drawn:
 
 @dataclass(frozen=True)
 class TwinDraw:
-    """DeviceDraw without copies and events."""
+    """DeviceDraw without copies and events; what it draws is there sooner or later."""
 
     sampler: DeviceSampler
+    chance: random.Random
 
     def seat(self, sequence: Sequence) -> None:
         self.sampler.seat(sequence)
@@ -52,7 +62,8 @@ class TwinDraw:
         greedy = self.sampler.prepare(sequences, late)
         count = len(sequences)
         drawn = self.sampler.draw(logits[:count], greedy=greedy)[:count].tolist()
-        return Drawn([None if token < 0 else SampledToken(token) for token in drawn])
+        tokens = [None if token < 0 else SampledToken(token) for token in drawn]
+        return Drawn(tokens, self.chance.randrange(4))
 
 
 @dataclass(frozen=True)
@@ -67,6 +78,9 @@ class Launcher:
         self.launched[plan.planned.value] += bool(plan.tokens)
         self.launched["chunk ahead"] += plan.ahead and bool(plan.chunks)
         self.launched["resize ahead"] += plan.ahead and bool(plan.resizes)
+        if self.runner.tails is not None:
+            computed = [tail.chunk for tail in self.runner.tails._ready.values()]
+            self.launched["end computed beside"] += len(set(computed).intersection(plan.chunks))
         return self.runner.launch(plan)
 
     def arrived(self) -> list[Arrival]:
@@ -90,11 +104,14 @@ class Rig:
                 "max_step_tokens": 192,
                 "sampled_layers": 0,
                 "device_cache_tokens": 1024,
+                "share_device_pages": not beside,  # else little is loaded
             }
         )
         with pytest.MonkeyPatch.context() as patch:
             for room in (offline, assembly):
                 patch.setattr(room, "loads_beside", lambda device: beside)
+            if beside:  # layer by layer
+                patch.setattr(offline, "dense_ops", lambda device: TorchDense())
             self.engine = OfflineEngine(settings, 6 * 2**20)
         runner, device = self.engine.runner, torch.device("cpu")
         assert runner.heart is not None
@@ -110,7 +127,9 @@ class Rig:
             sizes=range(1, ROWS + 1),  # the twins know no padding
         )
         self.launcher = Launcher(
-            replace(runner, graphs=graphs, draw=TwinDraw(sampler)), ahead, launched=Counter()
+            replace(runner, graphs=graphs, draw=TwinDraw(sampler, random.Random(1))),
+            ahead,
+            launched=Counter(),
         )
         self.stepper = Stepper(self.engine.scheduler, self.launcher, nullcontext())
         self.seen: dict[Sequence, list[int]] = {}
@@ -142,14 +161,17 @@ WISHES = (
 )
 
 
-def requests(seed: int) -> list[tuple[int, Sequence]]:
-    """(Steps after it, request): short and long, alike and unlike, two choices, ends foreseen and not."""
+def requests(seed: int, *, alike: bool) -> list[tuple[int, Sequence]]:
+    """(Steps after it, request): short and long, some or, if `alike`, most begin alike; two choices, ends
+    foreseen and not.
+    """
     chance = random.Random(seed)
     common = [chance.randrange(200) for _ in range(320)]
     asked: list[tuple[int, Sequence]] = []
     for number in range(10):
-        length = chance.choice([3, 40, 130, 200, 260])
-        prompt = common[:length] if number % 3 == 0 else [chance.randrange(200) for _ in range(length)]
+        length = chance.choice([130, 200, 260] if alike else [3, 40, 130, 200, 260])
+        shared = length * (number % 3 == 0) if not alike else (length - 5) * (number % 4 != 1)
+        prompt = common[:shared] + [chance.randrange(200) for _ in range(length - shared)]
         one = Sequence(
             str(number // 2) if number > 5 else f"alone{number}",
             number % 2,
@@ -180,14 +202,14 @@ def requests(seed: int) -> list[tuple[int, Sequence]]:
 def test_the_tokens_are_those_of_steps_that_wait(
     tmp_path: Path, mode: str, beside: bool, seeds: range
 ) -> None:
-    """`beside`, what was found for a newcomer is loaded while others go on."""
+    """`beside`, a newcomer's pages are loaded and the end of its prompt is computed while others go on."""
     path = checkpoints.save(tmp_path, "llama")
     launched: Counter[str] = Counter()
     for seed in seeds:
         answers = []
         for ahead in (False, True):
             rig = Rig(path, mode, ahead=ahead, beside=ahead and beside)
-            chance, asked = random.Random(seed), requests(seed)
+            chance, asked = random.Random(seed), requests(seed, alike=beside)
             for pause, one in asked:
                 rig.submit(one)
                 for _ in range(pause):
@@ -203,5 +225,6 @@ def test_the_tokens_are_those_of_steps_that_wait(
             assert Finish.ABORT in (ended, end) or (ended, tokens) == (end, early)
     assert launched["ahead"] > 3 * launched["idle"]
     assert launched["chunk ahead"] > 10
+    assert launched["end computed beside"] >= (2 * len(seeds) if beside else 0)
     if mode == "tiered":
         assert launched["resize ahead"] > 5

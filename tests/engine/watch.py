@@ -22,9 +22,9 @@ class Watch:
     def _note(self, plan: StepPlan) -> None:
         self.computed += plan.decodes.count(self.of)
         self.computed += sum(end - start for one, start, end in plan.chunks if one is self.of)
-        if plan.loads:
-            self.loads += 1
-        if plan.loads and self.poison:
+        loads = bool(plan.loads or plan.arrivals)
+        self.loads += loads
+        if loads and self.poison:
             residence, index = self.engine.runner.residence, self.engine.runner.index
             for layer in range(self.engine.plan.shape.layers):
                 _poison(residence.pool(layer))

@@ -27,11 +27,12 @@ from services.decoder.engine.device_sampler import DeviceSampler
 from services.decoder.engine.draw import DeviceDraw, HostDraw
 from services.decoder.engine.latent_assembly import WrapTokens, latent_heart, latent_kernels_of
 from services.decoder.engine.limits import Limits
-from services.decoder.engine.loads_beside import LoadsBeside, loads_beside
+from services.decoder.engine.loads_beside import LoadsBeside, load_kv_and_index, loads_beside
 from services.decoder.engine.memory_plan import MemoryPlan
 from services.decoder.engine.page_hash import PageHasher
 from services.decoder.engine.prefill_warm_up import warm_up
-from services.decoder.engine.runner import Runner, load_kv_and_index
+from services.decoder.engine.prompt_tails import PromptTails
+from services.decoder.engine.runner import Runner
 from services.decoder.engine.step_clock import StepClock
 from services.decoder.kernels.dense import DenseOps
 from services.decoder.kernels.step_kernels import StepKernels
@@ -107,7 +108,10 @@ def assemble(
         index, heart = _quest_heart(plan, arena, device, kernels, residence, writer, wrap)
     beside = None
     if loads_beside(device):
-        beside = LoadsBeside(partial(load_kv_and_index, residence, index), device)
+        tails = None
+        if type(heart) is Heart:  # not one of those made of it
+            tails = PromptTails(model, shape, tables, residence, heart, device)
+        beside = LoadsBeside(partial(load_kv_and_index, residence, index), tails, device)
     if device.type != "cuda":
         return Runner(model, shape, tables, residence, index, heart, HostDraw(), None, beside=beside)
     sampler = DeviceSampler(settings.max_rows, model.spec.vocab_size, device)

@@ -19,6 +19,10 @@ from services.decoder.engine.sequence import SampledToken, Sequence
 class Drawn(Protocol):
     """Tokens that are on their way."""
 
+    @property
+    def is_there(self) -> bool:
+        """Whether `collect` would not wait."""
+
     def collect(self) -> list[SampledToken | None]:
         """Wait for the next token of each sequence; None where its logits are no numbers. Call it once."""
 
@@ -43,6 +47,10 @@ class Draw(Protocol):
 class _Known:
     tokens: list[SampledToken | None]
 
+    @property
+    def is_there(self) -> bool:
+        return True
+
     def collect(self) -> list[SampledToken | None]:
         return self.tokens
 
@@ -65,6 +73,11 @@ class _Coming:
     tokens: Tensor  # [n] int32, pinned
     done: torch.cuda.Event
     told: dict[int, SampledToken]
+
+    @property
+    def is_there(self) -> bool:
+        there: bool = self.done.query()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        return there
 
     def collect(self) -> list[SampledToken | None]:
         self.done.synchronize()

@@ -5,11 +5,11 @@ Knows tensors; who runs when was the scheduler's decision.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from collections.abc import Sequence as Sequence_
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,13 +19,13 @@ from services.decoder.attention.latent_heart import LatentHeart
 from services.decoder.attention.latent_step import step_over
 from services.decoder.engine.decode_graphs import DecodeGraphs
 from services.decoder.engine.draw import Draw, Drawn
-from services.decoder.engine.loads_beside import LoadsBeside
+from services.decoder.engine.loads_beside import LoadsBeside, load_kv_and_index
+from services.decoder.engine.prompt_tails import PromptTails
 from services.decoder.engine.running_step import RunningStep
 from services.decoder.engine.sampler import score_prompt
 from services.decoder.engine.sequence import SampledToken, Sequence
 from services.decoder.engine.step_clock import Mark, StepClock
-from services.decoder.engine.step_plan import Arrival, StepPlan
-from services.decoder.kernels.upload import upload
+from services.decoder.engine.step_plan import Arrival, Chunk, StepPlan
 from services.decoder.kv.batch import PrefillChunk, decode_batch
 from services.decoder.kv.paged_index import PagedIndex
 from services.decoder.kv.residence import Residence
@@ -36,13 +36,12 @@ from services.decoder.models.causal_lm import CausalLM
 _SCORED_AT_ONCE = 256  # prompt tokens: their logits over a large vocabulary are 150 MB
 
 
-def load_kv_and_index(
-    residence: Residence, index: PagedIndex | None, pages: Sequence_[tuple[int, int]]
-) -> None:
-    """Bring what pages hold, given as (host page, device page), to the device."""
-    residence.load(pages)
-    if index is not None:
-        index.load(pages)
+class _Chunks(NamedTuple):
+    """Of a step."""
+
+    fresh: list[Chunk]  # to be computed
+    built: tuple[PrefillChunk, ...]  # the same, for the layers
+    ends: dict[Chunk, Tensor]  # computed before: [1, hidden size] of the last token
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +60,11 @@ class Runner:
     beside: LoadsBeside | None = None  # where newcomers wait for what was found for them
 
     @property
+    def tails(self) -> PromptTails | None:
+        """What computes ends of prompts beside the steps, where anything does."""
+        return None if self.beside is None else self.beside.tails
+
+    @property
     def runs_ahead(self) -> bool:
         """Whether a step may be launched while the one before it runs."""
         return self.graphs is not None
@@ -74,9 +78,11 @@ class Runner:
         return self.launch(plan).collect()
 
     def wait(self) -> None:
-        """Until the device has done all that was launched."""
+        """Until the device has done all that was launched; what was computed beside steps is forgotten."""
         if self.tables.host_pages.is_cuda:
             torch.cuda.synchronize(self.tables.host_pages.device)
+        if self.beside is not None:
+            self.beside.drop()
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> RunningStep:
@@ -89,12 +95,15 @@ class Runner:
         step = RunningStep(plan, clock=self.clock, mark=self._begin(plan))
         for row in plan.left_rows:
             self.residence.leave(row)
+            if self.tails is not None:
+                self.tails.leave(row)
         if plan.resizes:
             self.residence.resize(plan.resizes)
         for row, first, host_pages, device_pages in plan.new_pages:
             self.tables.put(row, first, host_pages, device_pages)
         if self.beside is not None:
             self.beside.start(plan.arrivals)
+            step.meanwhile = self.beside.work
             if plan.awaits:
                 step.awaits = self.beside.wait_for_one
         if plan.seats or not plan.tokens:
@@ -116,12 +125,15 @@ class Runner:
         return step
 
     def _launch(self, step: RunningStep) -> None:
-        plan = step.plan
+        plan, ends = step.plan, self._computed_ends(step.plan)
+        fresh = [chunk for chunk in plan.chunks if chunk not in ends]
         chunks = tuple(
             PrefillChunk.build(self.shape, self.tables, _row(sequence), start, end)
-            for sequence, start, end in plan.chunks
+            for sequence, start, end in fresh
         )
         if chunks:
+            if self.tails is not None:
+                self.tails.hold()
             self.residence.begin(chunks)
         clock, mark = step.clock, step.mark
         if clock is not None and mark is not None:
@@ -132,28 +144,37 @@ class Runner:
         late = [int(plan.ahead)] * len(plan.decodes)
         late += [0] * (len(plan.drawing) - len(late))
         said = [len(sequence.generated) + more for sequence, more in zip(plan.drawing, late, strict=True)]
-        step.rest = partial(self._launch_rest, step, chunks, logits, said)
+        step.rest = partial(self._launch_rest, step, _Chunks(fresh, chunks, ends), logits, said)
+
+    def _computed_ends(self, plan: StepPlan) -> dict[Chunk, Tensor]:
+        """Of the chunks that need not be computed any more, [1, hidden size] of the last token."""
+        if self.tails is None:
+            return {}
+        ends = {chunk: self.tails.take(chunk) for chunk in plan.chunks}
+        return {chunk: hidden for chunk, hidden in ends.items() if hidden is not None}
 
     @torch.inference_mode()
     def _launch_rest(
-        self, step: RunningStep, chunks: tuple[PrefillChunk, ...], logits: Tensor | None, said: list[int]
+        self, step: RunningStep, chunks: _Chunks, logits: Tensor | None, said: list[int]
     ) -> None:
         """What follows the decode rows; `said` has the tokens of each answer that come before the draw's."""
         plan, hidden = step.plan, None
         with self._nothing_left_behind():
             if not plan.seats:
                 self._load(plan)
-            if chunks or logits is None:
+            if chunks.fresh or (plan.decodes and logits is None):
                 hidden = self._forward(plan, chunks, with_decodes=logits is None)
-            if chunks:
+            if chunks.fresh:
                 self.residence.finish()
-                if self.index is not None:
-                    # Before the draw: who has the step's tokens may seal its pages.
-                    self.index.save(self._prefilled_pages(plan))
+                if self.tails is not None:
+                    self.tails.release()
+            if plan.chunks and self.index is not None:
+                # Before the draw: who has the step's tokens may seal its pages.
+                self.index.save(plan.chunk_pages(self.shape.page_tokens))
             self.residence.settle()
             if hidden is not None:
-                self._score_prompts(plan, hidden)
-            step.rows, step.drawn = self._sample(plan, logits, hidden, said)
+                self._score_prompts(chunks.fresh, hidden)
+            step.rows, step.drawn = self._sample(plan, logits, hidden, chunks.ends, said)
             for sequence, _, end in plan.chunks:
                 if end == len(sequence.prompt):
                     self.residence.seat(_row(sequence), end)
@@ -199,47 +220,61 @@ class Runner:
             return self.graphs.run(rows, positions, from_draw=plan.from_draw)
         return self.graphs.run(rows, positions, [sequence.generated[-1] for sequence in plan.decodes])
 
-    def _forward(self, plan: StepPlan, chunks: tuple[PrefillChunk, ...], *, with_decodes: bool) -> Tensor:
+    def _forward(self, plan: StepPlan, chunks: _Chunks, *, with_decodes: bool) -> Tensor:
         """Decode rows first, then the chunks: `[tokens, hidden size]`."""
         decodes = plan.decodes if with_decodes else []
         tokens = [sequence.generated[-1] for sequence in decodes]
         positions = [plan.position(sequence) for sequence in decodes]
         rows = [_row(sequence) for sequence in decodes]
         batch = decode_batch(self.shape, self.tables, rows, positions) if rows else None
-        for sequence, start, end in plan.chunks:
+        for sequence, start, end in chunks.fresh:
             tokens += sequence.prompt[start:end]
             positions += range(start, end)
-        hidden = self.model.hidden(tokens, positions, step_over(self.heart, batch, chunks))
+        hidden = self.model.hidden(tokens, positions, step_over(self.heart, batch, chunks.built))
         if batch is not None and self.index is not None:
             self.index.decoded(batch)
         return hidden
 
     def _sample(
-        self, plan: StepPlan, logits: Tensor | None, hidden: Tensor | None, said: list[int]
+        self,
+        plan: StepPlan,
+        logits: Tensor | None,
+        hidden: Tensor | None,
+        ends: Mapping[Chunk, Tensor],
+        said: list[int],
     ) -> tuple[list[int], Drawn | None]:
-        """Draw for every row that has its next logits; without `logits`, decode rows begin `hidden`."""
-        sequences = plan.drawing
+        """Draw for every row that has its next logits; without `logits`, decode rows begin `hidden`.
+
+        Of the chunks in `ends`, that is their last token's; those of the others follow in `hidden`.
+        """
+        sequences, states = plan.drawing, []
         at = len(plan.decodes) if logits is None else 0
-        places = list(range(at))
-        for sequence, start, end in plan.chunks:
-            at += end - start
+        if at:
+            assert hidden is not None, "decode rows begin it"
+            states.append(hidden[:at])
+        for chunk in plan.chunks:
+            sequence, start, end = chunk
+            state = ends.get(chunk)
+            if state is None:
+                assert hidden is not None, "the chunk is in it"
+                at += end - start
+                state = hidden[at - 1 : at]
             if end == len(sequence.prompt):
-                places.append(at - 1)
+                states.append(state)
                 self.draw.seat(sequence)
         if not sequences:
             return [], None
-        if places:
-            assert hidden is not None, "places lie in it"
-            others = self.model.logits(hidden.index_select(0, upload([places], hidden.device)[0]))
+        if states:
+            others = self.model.logits(torch.cat(states))
             logits = others if logits is None else torch.cat([logits[: len(plan.decodes)], others])
         assert logits is not None, "rows came from somewhere"
         late = [count - len(sequence.generated) for count, sequence in zip(said, sequences, strict=True)]
         return [_row(sequence) for sequence in sequences], self.draw.launch(logits, sequences, late)
 
-    def _score_prompts(self, plan: StepPlan, hidden: Tensor) -> None:
+    def _score_prompts(self, chunks: list[Chunk], hidden: Tensor) -> None:
         """Log probabilities of prompt tokens, for those who asked; the chunks end `hidden`."""
-        at = hidden.shape[0] - sum(end - start for _, start, end in plan.chunks)
-        for sequence, start, end in plan.chunks:
+        at = hidden.shape[0] - sum(end - start for _, start, end in chunks)
+        for sequence, start, end in chunks:
             run = slice(at, at + end - start)
             at = run.stop
             if not sequence.sampling.prompt_logprobs:
@@ -251,15 +286,6 @@ class Runner:
                 some = following[first : first + _SCORED_AT_ONCE]
                 logits = self.model.logits(hidden[run][first : first + len(some)])
                 sequence.prompt_logprobs += score_prompt(logits, some, sequence.sampling)
-
-    def _prefilled_pages(self, plan: StepPlan) -> list[tuple[int, int]]:
-        """(host page, device page) of every page that a chunk of this step wrote to."""
-        size = self.shape.page_tokens
-        return [
-            (sequence.host_pages[page].page, sequence.device_pages[page])
-            for sequence, start, end in plan.chunks
-            for page in range(start // size, -(-end // size))
-        ]
 
 
 def _row(sequence: Sequence) -> int:

@@ -28,6 +28,7 @@ class RunningStep:
     mark: Mark | None = None  # of the clock
     rest: Callable[[], None] | None = None
     awaits: Callable[[], None] | None = None  # what the next step cannot do without
+    meanwhile: Callable[[], bool] | None = None  # launches a piece of other work; False if there is none
 
     def complete(self) -> None:
         """Launch what is left. Until then no other step is launched; books may change meanwhile.
@@ -48,9 +49,18 @@ class RunningStep:
         self.complete()
         if self.awaits is not None:
             self.awaits()
+        if self.meanwhile is not None:
+            while self.meanwhile() and not self._is_there():
+                pass  # one piece a step at least, or whoever needs it would wait for ever
         if self.done is not None:
             self.done.synchronize()
         tokens = [] if self.drawn is None else self.drawn.collect()
         if self.clock is not None and self.mark is not None:
             self.clock.collected(self.mark)
         return {row: token for row, token in zip(self.rows, tokens, strict=True) if token is not None}
+
+    def _is_there(self) -> bool:
+        """Whether there is nothing to wait for any more."""
+        if self.done is not None and not self.done.query():  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            return False
+        return self.drawn is None or self.drawn.is_there

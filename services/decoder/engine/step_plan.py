@@ -82,6 +82,14 @@ class StepPlan:
         """Whoever is in it."""
         return [*self.decodes, *self.seats, *(chunk.sequence for chunk in self.chunks), *self.newcomers]
 
+    def chunk_pages(self, page_tokens: int) -> list[tuple[int, int]]:
+        """(host page, device page) of every page of as many tokens that a chunk writes to."""
+        return [
+            (sequence.host_pages[page].page, sequence.device_pages[page])
+            for sequence, start, end in self.chunks
+            for page in range(start // page_tokens, -(-end // page_tokens))
+        ]
+
     @property
     def tokens(self) -> int:
         """Tokens that the step computes."""

@@ -5,6 +5,8 @@ Knows transformers' model code and our attention's name; not rows, pages or samp
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
 
@@ -74,6 +76,14 @@ class CausalLM:
         """Run the layers over a packed batch: `[tokens, hidden size]` after the last norm."""
         ids, places = upload([tokens, positions], self._device)
         return self.decode_hidden(ids, places, step)
+
+    def walk(self, tokens: list[int], positions: list[int], step: Step) -> Iterator[Tensor]:
+        """`hidden` in pieces: as many as it is launched in, the last of which is the result."""
+        ids, places = upload([tokens, positions], self._device)
+        if self._fused is None:
+            yield self._walk(ids, places, step)
+        else:
+            yield from self._fused.walk(ids, places, step.attend)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """`[n, hidden size]` -> `[n, vocab]` float32."""

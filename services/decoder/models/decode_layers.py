@@ -7,7 +7,7 @@ layers a quarter of its time goes into what lies between the products.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -81,15 +81,21 @@ class DecodeLayers:
             self._layers.append(_read_layer(layer, *tables, norms[number + 1]))
 
     def hidden(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """One token a row through all layers: rows that decode, and the tokens of prompts.
+        """`walk` to its end."""
+        for normed in self.walk(tokens, positions, attend):
+            hidden = normed
+        return hidden
+
+    def walk(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Iterator[Tensor]:
+        """One token a row through all layers, one by one: rows that decode, and the tokens of prompts.
 
         Args:
             tokens: [R] int32 or int64 ids.
             positions: [R] int32 or int64, each below the model's most positions.
             attend: the step's attention.
 
-        Returns:
-            [R, H] after the last norm.
+        Yields:
+            After each layer, [R, H] behind the norm that follows it; of the last layer, the model's.
         """
         dense, eps = self._dense, self._eps
         residual = nn.functional.embedding(tokens, self._embedding)
@@ -112,7 +118,7 @@ class DecodeLayers:
             residual, normed = dense.add_norm(residual, delta, layer.mlp_norm, eps)
             delta = dense.linear(dense.gated(normed, layer.gate_up), layer.down, None)
             residual, normed = dense.add_norm(residual, delta, layer.next_norm, eps)
-        return normed
+            yield normed
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[R, H] -> [R, vocab] in the model's dtype."""
