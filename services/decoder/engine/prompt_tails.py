@@ -69,8 +69,7 @@ class PromptTails:
     def takes(self, sequence: Sequence) -> bool:
         """Whether the end of its prompt can be computed here."""
         left = len(sequence.prompt) - sequence.computed
-        wanted = sequence.finish is None and not sequence.sampling.prompt_logprobs
-        return wanted and 0 < left <= MOST_TOKENS and not self._held
+        return sequence.finish is None and 0 < left <= MOST_TOKENS and not self._held
 
     def add(self, arrival: Arrival) -> None:
         """Compute the end of one that `takes` says yes to, and whose pages are there."""
