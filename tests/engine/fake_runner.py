@@ -113,6 +113,7 @@ class FakeRunner:
         arrival = self.pending.pop(0)
         for host, device in arrival.loads:
             assert len(self.host[host]) == self.limits.page_tokens, "a page that is not full was found"
+            assert device in arrival.sequence.device_pages, "it was given back while it was written"
             self.device[device] = dict(self.host[host])
         self.there.append(arrival)
 
