@@ -93,7 +93,8 @@ def measure(case: Case, *, runs_ahead: bool, rounds: int = 4) -> Found:
     device = Device(clock, COSTS, runs_ahead)
     pages = case.streams * (2 + (case.prompt + case.answer) // LIMITS.page_tokens)
     hasher = PageHasher(b"model", b"decoding", LIMITS.page_tokens)
-    scheduler = Scheduler(LIMITS, SlowPages(2 * pages, clock), DevicePages(pages), hasher)
+    store = SlowPages(2 * pages, clock)
+    scheduler = Scheduler(LIMITS, store, DevicePages(pages), hasher, loads_beside=True)
     stepper = Stepper(scheduler, device, nullcontext())
     common, asked = [chance.randrange(9000) for _ in range(case.known)], 0
 

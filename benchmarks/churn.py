@@ -5,9 +5,9 @@
 The real scheduler, stepper and store, a process of its own over gRPC; only the device is made up: it takes
 the time that an H200 takes for a step of Qwen3-8B in `full` (docs/speed.md) and computes nothing. Every
 prompt is known to the store but for its last page. Rows have device pages of their own, so each that ends
-lets one in, whose pages are found, counted and loaded while the other's go back: `wait_ms` is how much longer
-than the step under way that kept the host, a row let in. What the runner does for it is not in it: for that
-there is `benchmarks.serve`, on a card.
+lets one in, whose pages are found, counted and loaded beside the steps while the other's go back: `wait_ms`
+is how much longer than the step under way that kept the host, a row let in. What the runner does for it is
+not in it: for that there is `benchmarks.serve`, on a card.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from services.decoder.kv.device_pages import DevicePages
 
 PAGE_TOKENS = 64
 ANSWER_TOKENS = 160
-COSTS = Costs(decode=6_000, token=40, load=200)
+COSTS = Costs(decode=6_000, token=40, load=215)
 
 
 class Case(NamedTuple):
@@ -68,7 +68,7 @@ def measure(case: Case, streams: int, costs: Costs = COSTS) -> dict[str, Any]:
         device = Device(clock, costs)
         pages = DevicePages(case.rows * (row_pages + 1))
         hasher = PageHasher(b"model", b"decoding", PAGE_TOKENS)
-        scheduler = Scheduler(limits, session, pages, hasher, share_device_pages=False)
+        scheduler = Scheduler(limits, session, pages, hasher, share_device_pages=False, loads_beside=True)
         stepper = Stepper(scheduler, device, nullcontext())
 
         def ask(number: int, answer: int) -> None:

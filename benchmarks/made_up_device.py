@@ -7,7 +7,7 @@ microseconds.
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -66,7 +66,7 @@ class Costs(NamedTuple):
 
     decode: float
     token: float  # of a prompt
-    load: float = 0.0  # of a page
+    load: float = 0.0  # of a page, in a step or beside the steps
     plan: float = 0.0
     launch: float = 0.0
     chunk_launch: float = 0.0
@@ -93,6 +93,8 @@ class Step:
     def collect(self) -> dict[int, SampledToken]:
         """When it is done, the same token for everybody."""
         clock = self.device.clock
+        if self.plan.awaits and self.device.coming:
+            clock.until(self.device.coming[0][1])
         if self.plan.decodes:
             self.device.late += max(0.0, clock.now - self.done)
         clock.until(self.done)
@@ -110,10 +112,14 @@ class Device:
     waits: list[float] = field(default_factory=list)  # before each step that continues rows
     late: float = 0.0  # time that tokens of such steps lay there unread
     planned: Counter[str] = field(default_factory=Counter)
+    coming: deque[tuple[Arrival, float]] = field(default_factory=deque)  # and when each is there
 
     def launch(self, plan: StepPlan) -> Step:
-        """Its loads and decode rows."""
+        """Its loads and decode rows; what arrives comes one after the other, beside them."""
         self.clock.take(self.costs.plan)
+        for arrival in plan.arrivals:
+            begins = max(self.clock.now, self.coming[-1][1] if self.coming else 0.0)
+            self.coming.append((arrival, begins + self.costs.load * len(arrival.loads)))
         self.planned[plan.planned.value] += bool(plan.tokens)
         decodes = bool(plan.decodes)
         if decodes:
@@ -133,8 +139,11 @@ class Device:
             self.free_at = max(begins + work, self.clock.now)
 
     def arrived(self) -> list[Arrival]:
-        """Everything is loaded by the step that lets its row in."""
-        return []
+        """What has come by now."""
+        told = []
+        while self.coming and self.coming[0][1] <= self.clock.now:
+            told.append(self.coming.popleft()[0])
+        return told
 
     def wait(self) -> None:
         """Nothing goes wrong here."""
