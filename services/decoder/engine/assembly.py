@@ -110,7 +110,8 @@ def assemble(
     if loads_beside(device):
         tails = None
         if type(heart) is Heart:  # not one of those made of it
-            tails = PromptTails(model, shape, tables, residence, heart, device)
+            step_tokens = plan.step_tokens
+            tails = PromptTails(model, shape, tables, residence, heart, step_tokens, device)
         beside = LoadsBeside(partial(load_kv_and_index, residence, index), tails, device)
     if device.type != "cuda":
         return Runner(model, shape, tables, residence, index, heart, HostDraw(), None, beside=beside)

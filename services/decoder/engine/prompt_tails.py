@@ -51,8 +51,11 @@ class PromptTails:
         tables: RowTables,
         residence: Residence,
         heart: Heart,
+        step_tokens: int,
         device: torch.device,
     ) -> None:
+        """Compute nothing yet; `step_tokens` is what a step computes at most."""
+        self._most = min(MOST_TOKENS, step_tokens // 4)  # that a step beside decode rows has as one chunk
         self._model = model
         self._shape = shape
         self._tables = tables
@@ -69,7 +72,7 @@ class PromptTails:
     def takes(self, sequence: Sequence) -> bool:
         """Whether the end of its prompt can be computed here."""
         left = len(sequence.prompt) - sequence.computed
-        return sequence.finish is None and 0 < left <= MOST_TOKENS and not self._held
+        return sequence.finish is None and 0 < left <= self._most and not self._held
 
     def add(self, arrival: Arrival) -> None:
         """Compute the end of one that `takes` says yes to, and whose pages are there."""
