@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
+from services.contract.errors import SetupError
 from services.decoder.attention.step import Step
 from services.decoder.engine import assembly, offline
 from services.decoder.engine.offline import OfflineEngine
 from services.decoder.engine.prompt_tails import MOST_TOKENS, PromptTails
 from services.decoder.engine.sequence import Sampling, Sequence
+from services.decoder.engine.step_plan import Arrival
 from services.decoder.kernels.dense import TorchDense
 from services.decoder.models.causal_lm import CausalLM
 from services.decoder.settings import DecoderSettings
@@ -127,6 +129,32 @@ def test_alone_it_is_waited_for(engine: OfflineEngine, expected: list[int]) -> N
     assert finish(engine, again) == expected
 
 
+def test_who_is_computed_does_not_wait_for_the_pages_of_another(
+    engine: OfflineEngine, expected: list[int]
+) -> None:
+    """With nobody who decodes, a step waits for the first that comes, and for no more."""
+
+    class Pages:
+        """An event of the device's."""
+
+        def query(self) -> bool:
+            return False
+
+        def synchronize(self) -> None:
+            raise AssertionError("it waits for the second one's pages")
+
+    beside, first, second = engine.runner.beside, request("first", [*PROMPT, *END]), request("second", PROMPT)
+    assert beside is not None
+    first.row, first.computed = 0, FOUND
+    beside._there.append(Arrival(second, []))
+    beside._coming.append((Arrival(second, []), Pages()))  # type: ignore[arg-type]  # of a GPU it were
+    beside.wait_for_one()
+    assert [one.sequence for one in beside.arrived()] == [second]
+    tails_of(engine)._passed.append(Arrival(first, []))
+    beside.wait_for_one()
+    assert [one.sequence for one in beside.arrived()] == [first]
+
+
 def test_chunks_of_a_step_come_behind_it(
     engine: OfflineEngine, expected: list[int], talks: Sequence, computed: list[int]
 ) -> None:
@@ -197,14 +225,19 @@ def test_who_has_left_leaves_nothing_behind(
     assert finish(engine, again) == expected
 
 
+@pytest.mark.parametrize("error", [RuntimeError("out of memory"), SetupError("a kernel does not compile")])
 def test_a_layer_that_fails_is_a_steps_to_compute(
-    engine: OfflineEngine, expected: list[int], talks: Sequence, monkeypatch: pytest.MonkeyPatch
+    engine: OfflineEngine,
+    expected: list[int],
+    talks: Sequence,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
 ) -> None:
     walk = CausalLM.walk
 
     def short(self: CausalLM, tokens: list[int], positions: list[int], step: Step) -> Iterator[Tensor]:
         yield next(walk(self, tokens, positions, step))
-        raise RuntimeError("out of memory")
+        raise error
 
     again = request("again", [*PROMPT, *END])
     with monkeypatch.context() as patch:

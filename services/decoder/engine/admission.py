@@ -200,7 +200,7 @@ class Admission:
             room.host,
             room.device,
             self._roster.hot.unpromised,
-            -len(self._roster.running),
+            -len(self._roster.running) - len(self._roster.arriving),
             len(victims),
             self._desk.prompts_sealed,
             self._device.laid,

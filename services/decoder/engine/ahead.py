@@ -49,13 +49,13 @@ class Ahead:
         need, room = self._need(plan), self._room()
         if not room.fits(need):
             return Planned.PAGES
-        begun, most = len(plan.chunks), MOST_GIVEN
+        begun, most = len(plan.chunks) + len(plan.newcomers), MOST_GIVEN
         if self._admission.is_worth_trying(room):
             hindrance = self._hindrance(plan, running)
             if hindrance is not None:
                 return hindrance
             self._admit(plan, need)
-            if len(plan.chunks) > begun:
+            if len(plan.chunks) + len(plan.newcomers) > begun:
                 most = FEW_GIVEN  # who was let in has cost the step enough
         needs = self._roster.needs(plan)
         pages = self._desk.exchange(sum(count for _, count in needs), most)

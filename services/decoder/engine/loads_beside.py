@@ -81,11 +81,13 @@ class LoadsBeside:
 
     def wait_for_one(self) -> None:
         """Until something is there that was not told, if anything is to come."""
-        if self._coming and (there := self._coming[0][1]) is not None:
-            there.synchronize()
         self._look()
-        if self.tails is not None:
-            self.tails.wait()
+        computes = self.tails is not None and self.tails.has_work
+        if not (self._there or computes) and self._coming and (there := self._coming[0][1]) is not None:
+            there.synchronize()
+            self._look()
+        if self.tails is not None and not self._there:
+            self.tails.wait_for_one()
 
     def drop(self) -> None:
         """Steps failed, and the device was waited for: what has come is there, and nothing is computed."""

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from services.contract.errors import HotsetError
 from services.decoder.attention.heart import Heart
 from services.decoder.attention.step import Step
 from services.decoder.engine.sequence import Sequence
@@ -98,7 +99,7 @@ class PromptTails:
                 tail = next(launches)
         except torch.AcceleratorError:
             raise
-        except RuntimeError:  # memory is short, say: a step computes it, and tells whom it concerns
+        except (RuntimeError, HotsetError):  # memory is short, say: a step tries, and tells whom it concerns
             self._begun = None
             self._passed.append(arrival)
             return True
@@ -118,12 +119,17 @@ class PromptTails:
             done.append(tail.arrival)
         return done
 
-    def wait(self) -> None:
-        """Until every end that was added is there."""
-        while self.advance():
+    @property
+    def has_work(self) -> bool:
+        """Whether an end was added that nobody was told of."""
+        return bool(self._due or self._begun or self._launched or self._passed)
+
+    def wait_for_one(self) -> None:
+        """Until an end that was added is there, if any was."""
+        while not (self._launched or self._passed) and self.advance():
             pass
-        if self._stream is not None:
-            self._stream.synchronize()
+        if self._launched and (there := self._launched[0].there) is not None:
+            there.synchronize()
 
     def take(self, chunk: Chunk) -> Tensor | None:
         """[1, hidden size] of the chunk's last token, if just this chunk was computed; it is forgotten."""

@@ -18,7 +18,8 @@ class ResidentPages:
 
     def __init__(self, device: DevicePages, *, shared: bool = True) -> None:
         """Unless they are `shared`, each row has its own."""
-        self.laid = 0  # pages so far, of what was found in the store
+        self.laid = 0  # pages so far, of what was found in the store, and again those that came beside steps
+        self.loads_done = 0  # by steps and beside them, so far
         self._device = device
         self._shared = shared
         self._named: dict[bytes, tuple[HostPage, int]] = {}
@@ -82,16 +83,23 @@ class ResidentPages:
 
     def to_load(self, places: Sequence[int], *, beside: bool = False) -> set[int]:
         """Which the step being planned must load, and does: no other will, unless that one fails."""
-        due = self._empty.intersection(places) if self._empty else set()  # asked every step
+        due = self._empty.intersection(places)
         self._empty -= due
         self._loading |= due
         if beside:
             self._beside |= due
         return due
 
+    @property
+    def lacks_bytes(self) -> bool:
+        """Whether any page is to be loaded that no step or load has been told to."""
+        return bool(self._empty)
+
     def loaded(self, places: Iterable[int]) -> None:
         """What loads them is over."""
         there = set(places)
+        self.laid += len(self._beside & there)  # for those who did not wait for them
+        self.loads_done += bool(there)
         for known in (self._loading, self._beside, self._empty):
             known -= there
 

@@ -38,6 +38,7 @@ class Roster:
         self.running: list[Sequence] = []
         self.arriving: list[Sequence] = []
         self.lingering: list[Sequence] = []
+        self._seen_loads = 0  # by when `arrived` went through the arriving
         self.parkings = 0  # rows taken from sequences that keep their host pages
         self.releases = 0  # sequences that lost their host pages, and must match and replay
         self.left_rows: list[int] = []  # since the last step
@@ -105,9 +106,12 @@ class Roster:
                 plan.loads += held[len(laid) :]
                 plan.cached_tokens += 0 if sequence.sheltered_until else sequence.cached
 
+        if not self._device.lacks_bytes:
+            return
+        others = {place for one in self.running for place in one.laid_pages}  # loaded with their first tokens
         for sequence in self.arriving:
             found = [] if sequence.finish else self._found(sequence)
-            if due := self._device.to_load(found, beside=True):
+            if due := self._device.to_load([place for place in found if place not in others], beside=True):
                 pairs = zip((page.page for page in sequence.host_pages), found, strict=False)
                 plan.arrivals.append(Arrival(sequence, [pair for pair in pairs if pair[1] in due]))
 
@@ -122,6 +126,9 @@ class Roster:
     def arrived(self, arrivals: Iterable[Arrival]) -> list[Sequence]:
         """What was loaded is there; whoever waited for nothing else runs. Of these, who has ended since."""
         self._device.loaded(place for arrival in arrivals for _, place in arrival.loads)
+        if self._device.loads_done == self._seen_loads and not any(one.finish for one in self.arriving):
+            return []
+        self._seen_loads = self._device.loads_done
         ended = []
         for sequence in list(self.arriving):
             found, has_ended = self._found(sequence), sequence.finish is not None

@@ -119,10 +119,8 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything, giving pages back included."""
-        roster = self._roster
-        return bool(
-            roster.waiting or roster.running or roster.arriving or roster.left_rows or self._desk.has_work
-        )
+        seated = self._roster.running or self._roster.arriving
+        return bool(self.waiting or seated or self._roster.left_rows or self._desk.has_work)
 
     def plan(self) -> StepPlan:
         """Decide the next step and take the pages that it needs, in one exchange with the store.
@@ -263,7 +261,7 @@ class Scheduler:
                 room.spend(need)
                 plan.newcomers.append(sequence)
         self._admission.admit(plan, room)
-        if self.waiting and not self.running and self.waiting[0].is_parked:
+        if self.waiting and not (running or self._roster.arriving) and self.waiting[0].is_parked:
             # Even alone it lacks pages, so another engine has them, which may be waiting for these.
             self._roster.release(self.waiting[0])
         return plan
@@ -287,10 +285,12 @@ class Scheduler:
             if host_is_short and (parked := self._roster.parked):
                 room.gain(self._roster.release(parked[-1]))
                 continue
-            running = self._roster.running
-            behind = [one for one in running if one.rank > sequence.rank and one not in plan.sequences]
+            behind = [one for one in self._roster.running if one.rank > sequence.rank]
+            behind = [one for one in behind if one not in plan.sequences]
             bare = [one for one in behind if not one.is_sheltered]
             victim = [sequence, *behind, *bare][-1]
+            if victim is sequence and any(one.rank > sequence.rank for one in self._roster.arriving):
+                return False  # these give way as soon as their pages have come
             room.gain(self._roster.park(victim))
             if victim is sequence:
                 if host_is_short:  # with its pages, it might wait for an engine that waits for them
