@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from torch import Tensor
 
 from services.contract.errors import SetupError
+from services.decoder.attention.heart import Heart
 from services.decoder.attention.step import Step
 from services.decoder.engine import assembly, offline
 from services.decoder.engine.offline import OfflineEngine
@@ -16,6 +18,7 @@ from services.decoder.engine.prompt_tails import MOST_TOKENS, PromptTails
 from services.decoder.engine.sequence import Sampling, Sequence
 from services.decoder.engine.step_plan import Arrival
 from services.decoder.kernels.dense import TorchDense
+from services.decoder.kv.batch import PrefillChunk
 from services.decoder.models.causal_lm import CausalLM
 from services.decoder.settings import DecoderSettings
 from tests.decoder import checkpoints
@@ -156,9 +159,22 @@ def test_who_is_computed_does_not_wait_for_the_pages_of_another(
 
 
 def test_chunks_of_a_step_come_behind_it(
-    engine: OfflineEngine, expected: list[int], talks: Sequence, computed: list[int]
+    engine: OfflineEngine,
+    expected: list[int],
+    talks: Sequence,
+    computed: list[int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What has begun is finished first; who is due then is computed by a step."""
+    tails, layers = tails_of(engine), Heart.prefill
+    half_done: list[bool] = []
+
+    def noted(self: Heart, layer: int, chunk: PrefillChunk, *rest: object) -> Tensor:
+        if chunk.end - chunk.start > len(PROMPT) + len(END) - FOUND:  # the other prompt's
+            half_done.append(tails._begun is not None or not tails._held)
+        return layers(self, layer, chunk, *rest)  # type: ignore[arg-type]  # passed on as they came
+
+    monkeypatch.setattr(Heart, "prefill", noted)
     first, second = (request(name, [*PROMPT, *END]) for name in ("first", "second"))
     other = [(17 * i + 3) % 200 for i in range(300)]
     arrive(engine, first)
@@ -168,6 +184,9 @@ def test_chunks_of_a_step_come_behind_it(
     assert finish(engine, first) == expected
     assert finish(engine, second) == expected
     assert max(computed) > 60, "the other prompt was no step's"
+    assert half_done
+    assert not any(half_done)
+    assert not tails._held
 
 
 def test_a_step_that_computes_chunks_finds_none_half_done_and_keeps_nobody_waiting(
@@ -245,6 +264,22 @@ def test_a_layer_that_fails_is_a_steps_to_compute(
         arrive(engine, again)
         tails_of(engine).advance()
     assert finish(engine, again) == expected
+
+
+def test_a_lost_device_ends_the_engine(
+    engine: OfflineEngine, talks: Sequence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No step would get any further, so nobody is told that one may."""
+
+    def lost(self: CausalLM, tokens: list[int], positions: list[int], step: Step) -> Iterator[Tensor]:
+        raise torch.AcceleratorError("an illegal memory access was encountered")
+        yield
+
+    monkeypatch.setattr(CausalLM, "walk", lost)
+    again = request("again", [*PROMPT, *END])
+    engine.scheduler.submit([again])
+    with pytest.raises(torch.AcceleratorError):
+        finish(engine, again)
 
 
 def test_a_failed_step_takes_nothing_of_it_along(

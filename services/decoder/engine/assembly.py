@@ -109,7 +109,7 @@ def assemble(
     beside = None
     if loads_beside(device):
         tails = None
-        if type(heart) is Heart:  # not one of those made of it
+        if type(heart) is Heart:  # a BlockHeart is one too, and steps compute its ends
             step_tokens = plan.step_tokens
             tails = PromptTails(model, shape, tables, residence, heart, step_tokens, device)
         beside = LoadsBeside(partial(load_kv_and_index, residence, index), tails, device)
