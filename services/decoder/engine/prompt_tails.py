@@ -32,6 +32,11 @@ from services.decoder.models.causal_lm import CausalLM
 MOST_TOKENS = 256
 """Of an end. Longer ones keep the GPU itself busy."""
 
+MOST_LAYERS_AHEAD = 8
+"""Launched beside steps before the GPU has computed them. A stream takes some thousand launches, 18 layers at
+128K tokens; the next one would wait there, and with it whoever launches steps.
+"""
+
 
 class _Tail(NamedTuple):
     """One that was computed, as far as the host knows."""
@@ -66,6 +71,7 @@ class PromptTails:
         self._due: deque[Arrival] = deque()
         self._begun: tuple[Arrival, Iterator[_Tail | None]] | None = None
         self._launched: deque[_Tail] = deque()
+        self._under_way: deque[torch.cuda.Event] = deque()  # behind each layer of those that have begun
         self._passed: list[Arrival] = []  # not computed here after all, and not told yet
         self._ready: dict[int, _Tail] = {}  # by row
         self._held = False
@@ -80,11 +86,17 @@ class PromptTails:
         self._due.append(arrival)
 
     def advance(self) -> bool:
-        """Launch one layer; False if there is nothing to launch.
+        """Launch one layer; False if there is nothing to launch now, or enough is under way.
 
         Raises:
             torch.AcceleratorError: the device is lost.
         """
+        while self._under_way and _is_over(self._under_way[0]):
+            self._under_way.popleft()
+        return len(self._under_way) < MOST_LAYERS_AHEAD and self._launch()
+
+    def _launch(self) -> bool:
+        """One layer, however much is under way; False if there is none."""
         if self._held or not (self._begun or self._due):
             return False
         if self._begun is None:
@@ -103,6 +115,8 @@ class PromptTails:
             self._begun = None
             self._passed.append(arrival)
             return True
+        if self._stream is not None:
+            self._under_way.append(_now(self._stream))
         if tail is not None:
             self._begun = None
             self._launched.append(tail)
@@ -113,7 +127,7 @@ class PromptTails:
         done, self._passed = self._passed, []
         while self._launched:
             tail = self._launched[0]
-            if tail.there is not None and not tail.there.query():  # type: ignore[no-untyped-call]  # likewise
+            if tail.there is not None and not _is_over(tail.there):
                 break
             self._ready[_row(tail.chunk.sequence)] = self._launched.popleft()
             done.append(tail.arrival)
@@ -126,7 +140,7 @@ class PromptTails:
 
     def wait_for_one(self) -> None:
         """Until an end that was added is there, if any was."""
-        while not (self._launched or self._passed) and self.advance():
+        while not (self._launched or self._passed) and self._launch():
             pass
         if self._launched and (there := self._launched[0].there) is not None:
             there.synchronize()
@@ -147,7 +161,7 @@ class PromptTails:
     def hold(self) -> None:
         """A step computes chunks of its own from here to `release`: what has begun comes before them."""
         while self._begun is not None:
-            self.advance()
+            self._launch()
         if self._stream is not None:
             torch.cuda.current_stream().wait_stream(self._stream)
         self._held = True
@@ -167,6 +181,7 @@ class PromptTails:
         self._begun, self._held = None, False
         self._due.clear()
         self._launched.clear()
+        self._under_way.clear()
         self._ready.clear()
 
     def _launches(self, arrival: Arrival) -> Iterator[_Tail | None]:
@@ -176,21 +191,29 @@ class PromptTails:
         chunks = (PrefillChunk.build(self._shape, self._tables, _row(sequence), start, end),)
         self._residence.begin(chunks)
         step = Step(self._heart, None, chunks)
-        for layer in self._model.walk(sequence.prompt[start:end], list(range(start, end)), step):
+        for layer in self._model.walk(list(sequence.prompt[start:end]), list(range(start, end)), step):
             hidden = layer
             yield None
         last = hidden[-1:].clone()
         self._residence.finish()
-        there = None
-        if self._stream is not None:
-            there = torch.cuda.Event()  # type: ignore[no-untyped-call]  # likewise
-            there.record(self._stream)
+        there = None if self._stream is None else _now(self._stream)
         yield _Tail(arrival, Chunk(sequence, start, end), last, there)
 
     @contextmanager
     def _beside(self) -> Iterator[None]:
         with torch.inference_mode(), torch.cuda.stream(self._stream):
             yield
+
+
+def _now(stream: torch.cuda.Stream) -> torch.cuda.Event:
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # likewise
+    event.record(stream)
+    return event
+
+
+def _is_over(event: torch.cuda.Event) -> bool:
+    over: bool = event.query()  # type: ignore[no-untyped-call]  # likewise
+    return over
 
 
 def _row(sequence: Sequence) -> int:
