@@ -10,7 +10,7 @@ import torch
 
 from services.decoder.engine.latent_assembly import WrapTokens
 from services.decoder.engine.offline import OfflineEngine
-from services.decoder.engine.sequence import Sampling, Sequence
+from services.decoder.engine.sequence import Sampling, Sequence, TokenIds
 from services.decoder.models.causal_lm import CausalLM
 from services.decoder.settings import DecoderSettings
 
@@ -46,7 +46,7 @@ def prompt_of(length: int, seed: int = 3) -> list[int]:
     return torch.randint(3, 211, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def ask(name: str, prompt: list[int], tokens: int, priority: int = 0) -> Sequence:
+def ask(name: str, prompt: TokenIds, tokens: int, priority: int = 0) -> Sequence:
     return Sequence(name, 0, prompt, Sampling(), seed=0, max_tokens=tokens, priority=priority)
 
 

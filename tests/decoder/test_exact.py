@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.real_text import real_tokens
 from services.decoder.engine.offline import OfflineEngine
-from services.decoder.engine.sequence import Sampling, Sequence
+from services.decoder.engine.sequence import Sampling, Sequence, TokenIds
 from services.decoder.kernels.counter import Counter
 from services.decoder.models.causal_lm import CausalLM
 from services.decoder.settings import DecoderSettings
@@ -134,7 +134,7 @@ def test_alone_equals_in_a_batch_over_300_tokens(model_fp32: CausalLM, default_m
         assert sequence.generated == together[i].generated
 
 
-def dense_answer(path: Path, prompt: list[int], tokens: int) -> list[int]:
+def dense_answer(path: Path, prompt: TokenIds, tokens: int) -> list[int]:
     """transformers' own dense attention and cache, greedy."""
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     with torch.inference_mode():

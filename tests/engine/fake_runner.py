@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from services.decoder.engine.host_pages import HostPage
 from services.decoder.engine.limits import Limits
-from services.decoder.engine.sequence import SampledToken, Sequence
+from services.decoder.engine.sequence import SampledToken, Sequence, TokenIds
 from services.decoder.engine.step_plan import Arrival, StepPlan
 
 VOCAB = 50
@@ -28,11 +28,11 @@ def next_token(history: list[int], seed: int = 0) -> int:
     return int.from_bytes(digest) % VOCAB
 
 
-def answer(prompt: list[int], seed: int, max_tokens: int, stop: frozenset[int], least: int) -> list[int]:
+def answer(prompt: TokenIds, seed: int, max_tokens: int, stop: frozenset[int], least: int) -> list[int]:
     """The whole answer of one sequence, alone in the world."""
     tokens: list[int] = []
     while len(tokens) < max_tokens:
-        tokens.append(next_token(prompt + tokens, seed))
+        tokens.append(next_token([*prompt, *tokens], seed))
         if tokens[-1] in stop and len(tokens) > least:
             break
     return tokens
@@ -232,7 +232,7 @@ class FakeRunner:
         """Chunks, and the draw."""
         self.drawn = []
         for sequence, start, end in step.plan.chunks:
-            self._feed(self._row(sequence), start, sequence.prompt[start:end])
+            self._feed(self._row(sequence), start, list(sequence.prompt[start:end]))
         for sequence, row, behind in step.draws:
             step.sampled[row] = self._sample(sequence, row, behind)
 
@@ -263,7 +263,7 @@ class FakeRunner:
 
     def _sample(self, sequence: Sequence, row: int, behind: list[int]) -> SampledToken:
         """From what lies in the pages, not from what the sequence says; `behind` is the answer so far."""
-        expected = sequence.prompt + behind
+        expected = [*sequence.prompt, *behind]
         size = self.limits.page_tokens
         history: list[int] = []
         for host, device in self.tables[row][: -(-len(expected) // size)]:

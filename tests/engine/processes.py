@@ -23,6 +23,7 @@ from hotset.v1 import kvstore_pb2_grpc as store_grpc
 
 from services.contract.channel import CLIENT_OPTIONS
 from services.contract.errors import Unavailable
+from services.decoder.engine.sequence import TokenIds
 from tests.waiting import Waiting
 
 _P = TypeVar("_P", bound="Process")
@@ -250,7 +251,7 @@ class Engine(Process):
                 for event in batch.events:
                     self.events.setdefault((event.request_id, event.choice), []).append(event)
 
-    def submit(self, request_id: str, prompt: list[int], max_tokens: int, **changes: object) -> None:
+    def submit(self, request_id: str, prompt: TokenIds, max_tokens: int, **changes: object) -> None:
         """Greedy, one choice, no end but max_tokens, unless `changes` (fields of SubmitRequest) say so."""
         fields: dict[str, object] = {
             "request_id": request_id,

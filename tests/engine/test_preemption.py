@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from services.decoder.engine.offline import OfflineEngine
-from services.decoder.engine.sequence import Finish, SampledToken, Sampling, Sequence
+from services.decoder.engine.sequence import Finish, SampledToken, Sampling, Sequence, TokenIds
 from services.decoder.models.causal_lm import CausalLM
 from services.decoder.models.spec import ModelSpec
 from services.decoder.settings import DecoderSettings
@@ -44,7 +44,7 @@ def engine_of(model: CausalLM, mode: str, arena_pages: int = 40, **changes: int)
 
 def ask(
     name: str,
-    prompt: list[int] = PROMPT,
+    prompt: TokenIds = PROMPT,
     tokens: int = TOKENS,
     *,
     wish: Sampling | None = None,

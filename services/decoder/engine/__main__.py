@@ -39,6 +39,7 @@ _RPC_THREADS = 8  # one is the event stream's for good
 _SIGNAL_SECONDS = 0.2  # a signal that the system gave to another thread is handled when this one wakes
 _STEP_SECONDS = 2.0  # how long the step in progress may take to end before it is left behind
 _REASON_SECONDS = 1.0  # how long a failed start stays reachable, so that the front can ask why
+_SWITCH_SECONDS = 0.0005  # how long the loop waits for a thread that takes a request; Python says 5 ms
 
 
 def start_server(socket: Path, servicer: EngineServicer) -> grpc.Server:
@@ -181,6 +182,7 @@ def main() -> NoReturn:
     except SetupError as error:
         exit_with(error)
     configure_logging(settings.log_level)
+    sys.setswitchinterval(_SWITCH_SECONDS)
     servicer = EngineServicer()
     server = start_server(settings.engine_socket, servicer)
     store = open_session(settings, security)

@@ -80,6 +80,7 @@ class Loop:
         self._seals_first = seals_first
         self._clock = clock
         self._lock = threading.Condition()
+        self._preparing = threading.Lock()  # one request at a time, or the loop would wait for all of them
         self._stepper = Stepper(scheduler, runner, self._lock)
         self._aborts: list[tuple[str, set[int]]] = []
         self._ending = False
@@ -92,7 +93,8 @@ class Loop:
             InvalidRequest, NoRoom: as the scheduler says.
             Unavailable: the engine is going away.
         """
-        self._scheduler.prepare(sequences)
+        with self._preparing:
+            self._scheduler.prepare(sequences)
         with self._lock:
             if self._ending:
                 raise Unavailable("the engine is shutting down")

@@ -38,7 +38,7 @@ class PageHasher:
         answer = max(sequence.generated, sequence.known, key=len)  # one begins with the other
         for index in range(len(hashes), pages):
             start, end = index * size, (index + 1) * size
-            tokens = sequence.prompt[start:end]
+            tokens = list(sequence.prompt[start:end])
             tokens += answer[max(0, start - begins) : max(0, end - begins)]
             assert len(tokens) == size, "only full pages have a hash"
             how = self.decoding + begins.to_bytes(8, "little") if end > begins else b""

@@ -283,7 +283,7 @@ class Runner:
                 sequence.prompt_logprobs.append(SampledToken(sequence.prompt[0]))
             following = sequence.prompt[start + 1 : end + 1]
             for first in range(0, len(following), _SCORED_AT_ONCE):
-                some = following[first : first + _SCORED_AT_ONCE]
+                some = list(following[first : first + _SCORED_AT_ONCE])
                 logits = self.model.logits(hidden[run][first : first + len(some)])
                 sequence.prompt_logprobs += score_prompt(logits, some, sequence.sampling)
 

@@ -5,11 +5,16 @@ Knows tokens and counts; no tensors. The scheduler alone changes where it stands
 
 from __future__ import annotations
 
+from collections import abc
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TypeAlias
 
 from services.decoder.engine.host_pages import HostPage
 from services.decoder.engine.room import Chances
+
+TokenIds: TypeAlias = abc.Sequence[int]
+"""Many of them are best an array: Python's collector goes through every list, whatever is in it."""
 
 
 class Finish(Enum):
@@ -70,7 +75,7 @@ class Sequence:
 
     request_id: str
     choice: int
-    prompt: list[int]
+    prompt: TokenIds
     sampling: Sampling
     seed: int
     max_tokens: int

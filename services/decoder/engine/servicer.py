@@ -6,11 +6,13 @@ Decides nothing. Errors leave as exceptions of the tree; the contract's intercep
 from __future__ import annotations
 
 import queue
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import grpc
+import numpy as np
 from hotset.v1 import engine_pb2 as pb
 from hotset.v1 import engine_pb2_grpc as pb_grpc
 
@@ -126,7 +128,7 @@ class EngineServicer(pb_grpc.EngineServicer):
         """Queue a request."""
         served = self._ready()
         check_request(request, served.spec.vocab_size)
-        served.loop.submit(_sequences(request, served.spec.eos_token_ids))
+        served.loop.submit(sequences_of(request, served.spec.eos_token_ids))
         if not context.is_active():
             # The caller gave up, and its Abort may have come while this was on its way.
             served.loop.abort(request.request_id, set())
@@ -201,7 +203,7 @@ class EngineServicer(pb_grpc.EngineServicer):
         return self._served
 
 
-def _sequences(request: pb.SubmitRequest, eos: tuple[int, ...]) -> list[Sequence]:
+def sequences_of(request: pb.SubmitRequest, eos: tuple[int, ...]) -> list[Sequence]:
     """One sequence a choice."""
     wish = request.sampling
     sampling = Sampling(
@@ -218,11 +220,12 @@ def _sequences(request: pb.SubmitRequest, eos: tuple[int, ...]) -> list[Sequence
         prompt_logprobs=wish.prompt_logprobs,
     )
     stop = {*request.stop_token_ids, *(() if request.ignore_eos else eos)}
+    prompt = array("I", np.asarray(request.prompt_tokens, np.uint32).tobytes())
     return [
         Sequence(
             request_id=request.request_id,
             choice=choice.index,
-            prompt=list(request.prompt_tokens),
+            prompt=prompt,
             sampling=sampling,
             seed=choice.seed,
             max_tokens=request.max_tokens,
