@@ -20,6 +20,9 @@ MOST_PASSED = 8
 MOST_ASKED = 1024
 """Pages that the store is asked for in a step that decodes, before it lets nobody else in: some 3 ms."""
 
+MANY_ASKED = 256
+"""Of these, or of others that a step deals with, beyond which it leaves further work to the next one."""
+
 
 def chunk_beside(plan: StepPlan, sequence: Sequence, limits: Limits) -> Chunk | None:
     """What a step can compute of a prompt beside what is planned."""
@@ -76,8 +79,12 @@ class Admission:
             kept = Pages(kept.host + need.host, kept.device + need.device)
         room.gain(kept)
 
-    def admit(self, plan: StepPlan, room: Room) -> None:
-        """Let those in whom there is room for, as they come; who was passed too often holds the queue up."""
+    def admit(self, plan: StepPlan, room: Room) -> int:
+        """Let those in whom there is room for, as they come; who was passed too often holds the queue up.
+
+        Returns:
+            pages that the store was asked for.
+        """
         passed: list[Sequence] = []
         self._asked = 0
         for sequence in list(self._roster.waiting):
@@ -97,6 +104,7 @@ class Admission:
                 break
             else:
                 passed.append(sequence)
+        return self._asked
 
     def victims(self, sequence: Sequence) -> list[Sequence]:
         """Running ones whose row one that waits may take, most urgent first."""

@@ -42,6 +42,7 @@ class Roster:
         self.parkings = 0  # rows taken from sequences that keep their host pages
         self.releases = 0  # sequences that lost their host pages, and must match and replay
         self.left_rows: list[int] = []  # since the last step
+        self.left_pages = 0  # of these, that have ended
         self.hot = hot
         self._limits = limits
         self._desk = desk
@@ -82,8 +83,11 @@ class Roster:
         return [(sequence, self.lacking(sequence, end).host) for sequence, end in plan.ends]
 
     def equip(self, plan: StepPlan, needs: Needs, pages: list[HostPage]) -> None:
-        """Give a step's sequences what they lack, and let it take the rows back that were left."""
-        plan.left_rows, self.left_rows = self.left_rows, []
+        """Give a step's sequences what they lack, and let it take the rows back that were left.
+
+        What was found for an arriving one begins to come once it has its other pages too.
+        """
+        plan.left_rows, self.left_rows, self.left_pages = self.left_rows, [], 0
         for sequence, count in needs:
             if not count and len(sequence.device_pages) == len(sequence.host_pages):
                 continue
@@ -110,7 +114,8 @@ class Roster:
             return
         others = {place for one in self.running for place in one.laid_pages}  # loaded with their first tokens
         for sequence in self.arriving:
-            found = [] if sequence.finish else self._found(sequence)
+            waits = sequence.finish is None and sequence.device_pages
+            found = self._found(sequence) if waits else []
             if due := self._device.to_load([place for place in found if place not in others], beside=True):
                 pairs = zip((page.page for page in sequence.host_pages), found, strict=False)
                 plan.arrivals.append(Arrival(sequence, [pair for pair in pairs if pair[1] in due]))
@@ -210,6 +215,7 @@ class Roster:
         """Let go of one that has ended, wherever it is; one that is gone is ignored."""
         if sequence.row is not None:
             self._leave(sequence)
+            self.left_pages += len(sequence.host_pages)
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
         self._desk.give(sequence.host_pages)

@@ -1,0 +1,148 @@
+"""A sequence of many pages costs the host a step each: when its row is left, when it is found, when it gets
+its pages. Others decode meanwhile, and whoever has few pages is let in at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.decoder.engine import ahead
+from services.decoder.engine.host_pages import HostPage
+from services.decoder.engine.limits import Limits
+from services.decoder.engine.page_desk import FEW_GIVEN
+from services.decoder.engine.sequence import Finish, Sequence
+from services.decoder.engine.step_plan import StepPlan
+from services.decoder.engine.stepper import Stepper
+from services.decoder.kv.device_pages import DevicePages
+from tests.engine.fake_stores import MoodyPages
+from tests.engine.scheduler_rig import Rig, check_answer, sequence
+from tests.engine.test_ahead_traffic import MOMENTS, Moments, serve, servers
+
+MANY = 20
+"""Pages, in these tests."""
+
+LIMITS = Limits(
+    max_rows=6, max_model_len=2000, max_step_tokens=128, max_waiting=50, block_tokens=4, page_tokens=8
+)
+LONG, SHORT = 50 * 8, 2 * 8  # tokens, of prompts that are known
+
+
+@pytest.fixture(autouse=True)
+def few_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead, "MANY_ASKED", MANY)
+
+
+class Noted:
+    """A server where one decodes all the while; the plans of its steps, and what each of them asked."""
+
+    def __init__(self) -> None:
+        self.rig = Rig(LIMITS, MoodyPages(2000, None), DevicePages(2000), True, shares=True)
+        self.rig.scheduler._admission._loads_beside = True
+        self.plans: list[StepPlan] = []
+        self.found: list[int] = []  # pages, by step
+        self.given: list[int | None] = []  # at most, by exchange
+        self.rig.stepper = Stepper(self.rig.scheduler, self.rig.runner, nullcontext(), self.plans.append)
+        first = sequence(LONG + 1, 1, name="first", common=LONG)
+        self.rig.submit(first)
+        self.rig.finish()
+        self.talks = sequence(5, 900, name="talks")
+        self.rig.submit(self.talks)
+        self.rig.step_until(lambda: len(self.talks.generated) == 5)  # and its page has room
+        self._watch()
+
+    def _watch(self) -> None:
+        desk = self.rig.scheduler._desk
+        match, exchange = desk.match, desk.exchange
+
+        def matched(one: Sequence) -> list[HostPage]:
+            pages = match(one)
+            self.found.append(len(pages))
+            return pages
+
+        def exchanged(want: int, most: int | None = None) -> list[HostPage] | None:
+            self.given.append(most)
+            return exchange(want, most)
+
+        setattr(desk, "match", matched)  # noqa: B010  # mypy takes no method for another
+        setattr(desk, "exchange", exchanged)  # noqa: B010  # likewise
+
+    def steps(self) -> Iterator[StepPlan]:
+        """One after the other: the plan that each launched ahead."""
+        while True:
+            self.plans.clear()
+            self.found.clear()
+            self.given.clear()
+            self.rig.step()
+            assert len(self.plans) == 1, "a step was not planned ahead"
+            yield self.plans[0]
+
+
+def test_it_gets_its_pages_a_step_after_it_was_found() -> None:
+    server = Noted()
+    newcomer = sequence(LONG + 5, 4, name="newcomer", common=LONG)
+    server.rig.submit(newcomer)
+    steps = server.steps()
+    plan = next(steps)
+    assert server.found == [LONG // 8]
+    assert [*plan.newcomers, *plan.arrivals, *server.given] == [], "the step did more"
+    plan = next(steps)
+    assert plan.newcomers == [newcomer]
+    assert [len(arrival.loads) for arrival in plan.arrivals] == [LONG // 8]
+    assert server.given == [FEW_GIVEN]
+    server.rig.finish()
+    check_answer(server.rig, newcomer)
+
+
+def test_a_short_one_does_not_wait() -> None:
+    server = Noted()
+    newcomer = sequence(SHORT + 5, 4, name="newcomer", common=SHORT)
+    server.rig.submit(newcomer)
+    plan = next(server.steps())
+    assert plan.newcomers == [newcomer]
+    assert plan.arrivals
+
+
+def test_nobody_is_let_in_where_a_long_one_gets_its_pages() -> None:
+    server = Noted()
+    long, short = (sequence(tokens + 5, 4, name=f"{tokens}", common=tokens) for tokens in (LONG, SHORT))
+    server.rig.submit(long)
+    steps = server.steps()
+    next(steps)
+    server.rig.submit(short)
+    assert next(steps).newcomers == [long]
+    assert not server.found
+    next(steps)
+    assert server.found == [SHORT // 8]
+
+
+@pytest.mark.parametrize(("tokens", "waits"), [(LONG, True), (SHORT, False)])
+def test_nobody_is_let_in_where_a_long_one_has_left(tokens: int, waits: bool) -> None:
+    server = Noted()
+    leaver = sequence(tokens + 5, 6, name="leaver", common=tokens)
+    server.rig.submit(leaver)
+    steps = server.steps()
+    while not leaver.finish:
+        next(steps)
+    newcomer = sequence(SHORT + 5, 4, name="newcomer", common=SHORT)
+    server.rig.submit(newcomer)
+    while not next(steps).left_rows:
+        pass
+    assert (newcomer in server.rig.scheduler.waiting) is waits
+    next(steps)
+    assert newcomer not in server.rig.scheduler.waiting
+
+
+@settings(max_examples=300, deadline=None)
+@given(servers(), st.integers(0, 2**32), MOMENTS, st.booleans(), st.sampled_from([0, 1, 3]))
+def test_any_history(server: tuple[Limits, int], seed: int, moments: Moments, moody: bool, many: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ahead, "MANY_ASKED", many)
+        rig, asked = serve(server, seed, moments, moody=moody, ahead=True, late=True)
+    for one in asked:
+        if one.finish is not Finish.ABORT:
+            check_answer(rig, one)
