@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.decoder.engine import ahead
+from services.decoder.engine import admission, ahead
 from services.decoder.engine.host_pages import HostPage
 from services.decoder.engine.limits import Limits
 from services.decoder.engine.page_desk import FEW_GIVEN
@@ -34,7 +34,8 @@ LONG, SHORT = 50 * 8, 2 * 8  # tokens, of prompts that are known
 
 @pytest.fixture(autouse=True)
 def few_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead, "MANY_ASKED", MANY)
+    for room in (admission, ahead):
+        monkeypatch.setattr(room, "MANY_PAGES", MANY)
 
 
 class Noted:
@@ -141,7 +142,8 @@ def test_nobody_is_let_in_where_a_long_one_has_left(tokens: int, waits: bool) ->
 @given(servers(), st.integers(0, 2**32), MOMENTS, st.booleans(), st.sampled_from([0, 1, 3]))
 def test_any_history(server: tuple[Limits, int], seed: int, moments: Moments, moody: bool, many: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ahead, "MANY_ASKED", many)
+        for room in (admission, ahead):
+            patch.setattr(room, "MANY_PAGES", many)
         rig, asked = serve(server, seed, moments, moody=moody, ahead=True, late=True)
     for one in asked:
         if one.finish is not Finish.ABORT:

@@ -409,7 +409,7 @@ def test_a_burst_is_let_in_step_by_step_beside_rows_that_decode(
     monkeypatch: pytest.MonkeyPatch, ahead: bool
 ) -> None:
     """Each newcomer asks the store for its four pages, and a step may ask for five: so two a step."""
-    monkeypatch.setattr(admission, "MOST_ASKED", 5)
+    monkeypatch.setattr(admission, "MANY_PAGES", 4)
     rig = Rig.make(
         shares=True, ahead=ahead, host=99, device=99, max_rows=9, max_waiting=9, max_step_tokens=99
     )

@@ -17,11 +17,10 @@ from services.decoder.engine.step_plan import Chunk, StepPlan
 MOST_PASSED = 8
 """Choices that may get a row before one that waited ahead of them, and how far a step looks down it."""
 
-MOST_ASKED = 1024
-"""Pages that the store is asked for in a step that decodes, before it lets nobody else in: some 3 ms."""
-
-MANY_ASKED = 256
-"""Of these, or of others that a step deals with, beyond which it leaves further work to the next one."""
+MANY_PAGES = 500
+"""That a step which decodes asks the store for, gives rows, or was left with, before it leaves further work
+to the next one: one to two ms of the host.
+"""
 
 
 def chunk_beside(plan: StepPlan, sequence: Sequence, limits: Limits) -> Chunk | None:
@@ -90,7 +89,7 @@ class Admission:
         for sequence in list(self._roster.waiting):
             if not self._roster.free_rows or len(passed) == MOST_PASSED:
                 break
-            if plan.decodes and self._asked >= MOST_ASKED:
+            if plan.decodes and self._asked > MANY_PAGES:
                 break  # in the next step, for some would wait for this one
             waits = self._loads_beside and not sequence.has_run
             if self._has_tokens(sequence, plan) and self._admit(sequence, room, [], waits=waits):

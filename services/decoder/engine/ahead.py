@@ -12,7 +12,7 @@ A row whose token turns out to be its last computes once in vain. Why: docs/deci
 
 from __future__ import annotations
 
-from services.decoder.engine.admission import MANY_ASKED, Admission
+from services.decoder.engine.admission import MANY_PAGES, Admission
 from services.decoder.engine.limits import Limits
 from services.decoder.engine.page_desk import FEW_GIVEN, MOST_GIVEN, PageDesk
 from services.decoder.engine.resident_pages import ResidentPages
@@ -51,7 +51,7 @@ class Ahead:
             return Planned.PAGES
         # Of a long sequence, that its row is left, that it is found and that it gets its pages cost the host
         # 2 to 5 ms each: a step each, and no device waits.
-        has_time = not plan.newcomers and self._roster.left_pages <= MANY_ASKED
+        has_time = not plan.newcomers and self._roster.left_pages <= MANY_PAGES
         most = MOST_GIVEN if has_time else FEW_GIVEN
         if has_time and self._admission.is_worth_trying(room):
             hindrance = self._hindrance(plan, running)
@@ -61,7 +61,7 @@ class Ahead:
             asked = self._admit(plan, need)
             if len(plan.chunks) > begun or plan.newcomers:
                 most = FEW_GIVEN
-            if asked > MANY_ASKED:
+            if asked > MANY_PAGES:
                 most = 0
                 plan.newcomers.clear()  # they get their pages in the next step
         needs = self._roster.needs(plan)
