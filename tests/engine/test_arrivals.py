@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.contract.errors import Unavailable
-from services.decoder.engine.host_pages import HostPage, SealOrder
+from services.decoder.engine.host_pages import HostPage, PagesLost, SealOrder
 from services.decoder.engine.limits import Limits
 from services.decoder.engine.page_desk import FEW_GIVEN
 from services.decoder.engine.sequence import Finish
@@ -193,3 +193,36 @@ def test_a_plan_that_lets_one_arrive_gives_few_pages_back() -> None:
         rig.step()
         rig.step()
     assert [most for want, most in given if want > 1] == [FEW_GIVEN]
+
+
+class Gone(MoodyPages):
+    """Loses everything when told so."""
+
+    gone = False
+
+    def exchange(
+        self, give: list[HostPage], want: int, seals: Collection[SealOrder] = ()
+    ) -> list[HostPage] | None:
+        if self.gone:
+            raise PagesLost("gone")
+        return super().exchange(give, want, seals)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_lost_pages_are_waited_for_before_they_are_somebody_elses(ahead: bool) -> None:
+    """The end of a newcomer's prompt, computed beside the steps, would write them."""
+    store = Gone(2000, None)
+    rig = Rig(LIMITS, store, DevicePages(2000), ahead, shares=True, late=Never())
+    known(rig, 400)
+    newcomer = sequence(450, 4, name="newcomer", common=400)
+    rig.submit(newcomer)
+    while not rig.scheduler._roster.arriving:
+        rig.scheduler.arrived([])
+        rig.runner.launch(rig.scheduler.plan())
+    rig.submit(sequence(450, 4, name="other"))
+    store.gone = True
+    with pytest.raises(PagesLost):
+        rig.stepper.step()
+    assert not rig.runner.pending, "its pages are still being loaded"
+    rig.scheduler.fail(newcomer, "gone")
+    assert newcomer.row is None

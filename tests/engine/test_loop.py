@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from services.contract.errors import Unavailable
-from services.decoder.engine.host_pages import HostPage
+from services.decoder.engine.host_pages import HostPage, PagesLost
 from services.decoder.engine.loop import Loop
 from services.decoder.engine.offline import OfflineEngine
 from services.decoder.engine.sequence import Finish, Sampling, Sequence
@@ -192,3 +192,43 @@ def test_a_store_that_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s
     rig.loop.check_integrity()
     assert (rig.loop.stats().integrity_violations, rig.engine.host.lent) == (0, 0)
     assert not rig.engine.scheduler.has_work
+
+
+def test_requests_are_prepared_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each holds the interpreter's lock for a while, and the loop would wait for all of them in turn."""
+    rig, beside = Rig(tmp_path, queue_seconds=0), [0, 0]  # now, and at most
+
+    def slow(sequences: list[Sequence]) -> None:
+        beside[0] += 1
+        beside[1] = max(beside)
+        time.sleep(0.02)
+        beside[0] -= 1
+
+    monkeypatch.setattr(rig.engine.scheduler, "prepare", slow)
+    threads = [threading.Thread(target=rig.ask, args=(str(number),)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert beside == [0, 1]
+    assert len(rig.engine.scheduler.waiting) == 4
+
+
+def test_pages_that_are_lost_with_a_seal_leave_nothing_under_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is computed beside the steps would write pages that are somebody else's by now."""
+    rig = Rig(tmp_path, queue_seconds=0)
+    engine, waits = rig.engine, list[bool]()
+    loop = Loop(engine.scheduler, engine.runner, rig.news.extend, seals_first=True)
+    one = Sequence("r", 0, [5 + i % 9 for i in range(70)], Sampling(), seed=0, max_tokens=1)
+
+    def lost() -> None:
+        raise PagesLost("the store came back empty")
+
+    monkeypatch.setattr(engine.scheduler, "seal_now", lost)
+    monkeypatch.setattr(type(engine.runner), "wait", lambda self: waits.append(one.finish is Finish.LENGTH))
+    loop.submit([one])
+    while not one.finish:
+        loop.step()
+    assert waits == [True]

@@ -212,6 +212,7 @@ class Loop:
         except Unavailable as error:
             _log.warning("seals_delayed error=%s", error)
         except PagesLost as error:
+            self._stepper.abandon()
             self._lose_pages(error)
 
     def _lose_pages(self, error: PagesLost) -> None:

@@ -92,13 +92,11 @@ class Stepper:
             StepFailed: out of memory, or whatever else torch raises and survives; or a remote store.
         """
         if (broken := self._broken) is not None:
-            self._abandon()
+            self.abandon()
             raise broken
         running, self._ahead = self._ahead, None
         if running is None:
-            with self._lock:
-                plan = self._scheduler.plan()
-            running = self._launch(plan)
+            running = self._launch(self._plan())
         ahead = self._plan_ahead(running.plan) if self._runner.runs_ahead else None
         self._complete(running, ahead)
         if ahead is not None:
@@ -112,6 +110,14 @@ class Stepper:
             news = self._scheduler.apply(running.plan, sampled)
             self._scheduler.arrived(self._runner.arrived())
             return running.plan, news
+
+    def _plan(self) -> StepPlan:
+        try:
+            with self._lock:
+                return self._scheduler.plan()
+        except PagesLost:
+            self.abandon()  # newcomers' pages are written beside the steps
+            raise
 
     def _launch(self, plan: StepPlan) -> Launched:
         self._on_plan(plan)
@@ -130,7 +136,7 @@ class Stepper:
         except Unavailable:
             return None  # the step after this one will say so
         except PagesLost:
-            self._abandon()
+            self.abandon()
             raise
 
     def _complete(self, step: Launched, ahead: StepPlan | None) -> None:
@@ -156,11 +162,13 @@ class Stepper:
         """What to raise: an error of the device itself is every later step's too, and ends the engine."""
         if isinstance(error, torch.AcceleratorError):
             return error
-        self._abandon()
+        self.abandon()
         return StepFailed(plans[0], list(dict.fromkeys(one for plan in plans for one in plan.sequences)))
 
-    def _abandon(self) -> None:
-        """Whatever is under way will not be applied; what it names is let go of once it is over."""
+    def abandon(self) -> None:
+        """Nothing under way will be applied, beside the steps or in one; what it names is let go of when it
+        is over.
+        """
         self._ahead = self._broken = None
         self._runner.wait()
         with self._lock:
