@@ -69,7 +69,7 @@ class LoadsBeside:
                 self._coming.append((arrival, there))
 
     def work(self) -> bool:
-        """Launch a piece of what is to be computed; False if there is none now."""
+        """Launch a piece of what is to be computed, or wait a moment for room; False if there is none."""
         self._look()
         return self.tails is not None and self.tails.advance()
 

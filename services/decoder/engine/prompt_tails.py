@@ -10,6 +10,7 @@ Knows layers, streams and who is computed; not who may be, nor when pages come.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,6 +37,8 @@ MOST_LAYERS_AHEAD = 8
 """Launched beside steps before the GPU has computed them. A stream takes some thousand launches, 18 layers at
 128K tokens; the next one would wait there, and with it whoever launches steps.
 """
+
+_PAUSE_SECONDS = 0.0002
 
 
 class _Tail(NamedTuple):
@@ -86,18 +89,25 @@ class PromptTails:
         self._due.append(arrival)
 
     def advance(self) -> bool:
-        """Launch one layer; False if there is nothing to launch now, or enough is under way.
+        """Launch one layer, or let a moment pass if enough is under way; False if there is nothing to launch.
 
         Raises:
             torch.AcceleratorError: the device is lost.
         """
         while self._under_way and _is_over(self._under_way[0]):
             self._under_way.popleft()
-        return len(self._under_way) < MOST_LAYERS_AHEAD and self._launch()
+        if len(self._under_way) < MOST_LAYERS_AHEAD or not self._may_launch:
+            return self._launch()
+        time.sleep(_PAUSE_SECONDS)  # not for a layer: the step that somebody waits for may be over before it
+        return True
+
+    @property
+    def _may_launch(self) -> bool:
+        return not self._held and bool(self._begun or self._due)
 
     def _launch(self) -> bool:
         """One layer, however much is under way; False if there is none."""
-        if self._held or not (self._begun or self._due):
+        if not self._may_launch:
             return False
         if self._begun is None:
             first = self._due.popleft()
