@@ -99,6 +99,24 @@ def test_it_gets_its_pages_a_step_after_it_was_found() -> None:
     check_answer(server.rig, newcomer)
 
 
+def test_so_it_is_where_they_are_on_the_device_already() -> None:
+    """It waits for nothing beside the steps, and has a chunk in the second of them."""
+    server = Noted()
+    elder = sequence(LONG + 5, 300, name="elder", common=LONG)
+    server.rig.submit(elder)
+    server.rig.step_until(lambda: elder.generated)
+    newcomer = sequence(LONG + 5, 4, name="newcomer", common=LONG)
+    server.rig.submit(newcomer)
+    steps = server.steps()
+    plan = next(steps)
+    assert server.found == [LONG // 8]
+    assert [*plan.chunks, *plan.newcomers] == []
+    plan = next(steps)
+    assert [chunk.sequence for chunk in plan.chunks] == [newcomer]
+    server.rig.finish()
+    check_answer(server.rig, newcomer)
+
+
 def test_a_short_one_does_not_wait() -> None:
     server = Noted()
     newcomer = sequence(SHORT + 5, 4, name="newcomer", common=SHORT)
@@ -108,34 +126,65 @@ def test_a_short_one_does_not_wait() -> None:
     assert plan.arrivals
 
 
-def test_nobody_is_let_in_where_a_long_one_gets_its_pages() -> None:
+@pytest.mark.parametrize(("tokens", "waits"), [(LONG, True), (SHORT, False)])
+def test_no_other_long_one_is_let_in_where_one_gets_its_pages(tokens: int, waits: bool) -> None:
     server = Noted()
-    long, short = (sequence(tokens + 5, 4, name=f"{tokens}", common=tokens) for tokens in (LONG, SHORT))
+    long = sequence(LONG + 5, 4, name="long", common=LONG)
+    other = sequence(tokens + 5, 4, name="other", common=tokens)
     server.rig.submit(long)
     steps = server.steps()
     next(steps)
-    server.rig.submit(short)
-    assert next(steps).newcomers == [long]
-    assert not server.found
+    server.rig.submit(other)
+    assert long in next(steps).newcomers
+    assert (other in server.rig.scheduler.waiting) is waits
     next(steps)
-    assert server.found == [SHORT // 8]
+    assert other not in server.rig.scheduler.waiting
 
 
-@pytest.mark.parametrize(("tokens", "waits"), [(LONG, True), (SHORT, False)])
-def test_nobody_is_let_in_where_a_long_one_has_left(tokens: int, waits: bool) -> None:
+@pytest.mark.parametrize("left", [LONG, SHORT])
+@pytest.mark.parametrize("tokens", [LONG, SHORT])
+def test_no_long_one_is_let_in_where_one_has_left(left: int, tokens: int) -> None:
     server = Noted()
-    leaver = sequence(tokens + 5, 6, name="leaver", common=tokens)
+    leaver = sequence(left + 5, 6, name="leaver", common=left)
     server.rig.submit(leaver)
     steps = server.steps()
     while not leaver.finish:
         next(steps)
-    newcomer = sequence(SHORT + 5, 4, name="newcomer", common=SHORT)
+    newcomer = sequence(tokens + 5, 4, name="newcomer", common=tokens)
     server.rig.submit(newcomer)
     while not next(steps).left_rows:
         pass
+    waits = (left, tokens) == (LONG, LONG)
     assert (newcomer in server.rig.scheduler.waiting) is waits
+    if waits:
+        assert server.given == [FEW_GIVEN]
     next(steps)
     assert newcomer not in server.rig.scheduler.waiting
+
+
+def test_where_one_leaves_after_the_other_no_row_stays_empty_for_it() -> None:
+    """Only the first of them is waited for, and who was found gets its pages though another is found."""
+    server = Noted()
+    server.rig.scheduler._device._shared = False  # or nothing were to be loaded for them
+    leavers = [sequence(LONG + 5, 300, name=str(number), common=LONG) for number in range(4)]
+    for one in leavers:
+        server.rig.submit(one)
+    server.rig.step_until(lambda: all(one.generated for one in leavers))
+    for number, one in enumerate(leavers):
+        one.max_tokens = len(one.generated) + 6 + number
+    newcomers = [sequence(LONG + 5, 4, name=f"new {number}", common=LONG) for number in range(2)]
+    steps = server.steps()
+    while not next(steps).left_rows:
+        pass
+    for one in newcomers:
+        server.rig.submit(one)
+    found = []
+    for _ in range(2):
+        plan = next(steps)
+        assert plan.left_rows
+        found.append(len(server.found))
+    assert plan.newcomers == newcomers[:1]
+    assert found == [1, 1], "a long one waited where the step before had many pages to deal with as well"
 
 
 @settings(max_examples=300, deadline=None)

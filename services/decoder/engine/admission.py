@@ -78,8 +78,13 @@ class Admission:
             kept = Pages(kept.host + need.host, kept.device + need.device)
         room.gain(kept)
 
-    def admit(self, plan: StepPlan, room: Room) -> int:
+    def admit(self, plan: StepPlan, room: Room, *, only_short: bool = False) -> int:
         """Let those in whom there is room for, as they come; who was passed too often holds the queue up.
+
+        Args:
+            plan: they join it.
+            room: pages that they may take.
+            only_short: as far as the first of whose prompt the store is asked for many pages.
 
         Returns:
             pages that the store was asked for.
@@ -91,6 +96,8 @@ class Admission:
                 break
             if plan.decodes and self._asked > MANY_PAGES:
                 break  # in the next step, for some would wait for this one
+            if only_short and self._desk.most_found(sequence) > MANY_PAGES:
+                break
             waits = self._loads_beside and not sequence.has_run
             if self._has_tokens(sequence, plan) and self._admit(sequence, room, [], waits=waits):
                 if waits and sequence.is_prefilling and self._roster.expect(sequence):

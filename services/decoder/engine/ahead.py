@@ -32,6 +32,7 @@ class Ahead:
         self._device = device
         self._roster = roster
         self._admission = admission
+        self._is_busy = False  # whether the last plan had many pages to deal with already
 
     def plan(self, running: StepPlan) -> StepPlan | Planned:
         """The step after `running`, with its pages, or why it cannot be decided yet.
@@ -50,20 +51,22 @@ class Ahead:
         if not room.fits(need):
             return Planned.PAGES
         # Of a long sequence, that its row is left, that it is found and that it gets its pages cost the host
-        # 2 to 5 ms each: a step each, and no device waits.
-        has_time = not plan.newcomers and self._roster.left_pages <= MANY_PAGES
-        most = MOST_GIVEN if has_time else FEW_GIVEN
-        if has_time and self._admission.is_worth_trying(room):
+        # 2 to 5 ms each: a step each, and no device waits. Where such steps follow each other, rows would
+        # stay empty for it, which is worse.
+        bare = sum(len(one.host_pages) for one in plan.sequences if not one.device_pages)
+        was_busy, self._is_busy = self._is_busy, bare + self._roster.left_pages > MANY_PAGES
+        most = FEW_GIVEN if self._is_busy else MOST_GIVEN
+        if self._admission.is_worth_trying(room):
             hindrance = self._hindrance(plan, running)
             if hindrance is not None:
                 return hindrance
-            begun = len(plan.chunks)
-            asked = self._admit(plan, need)
-            if len(plan.chunks) > begun or plan.newcomers:
+            chunks, newcomers = len(plan.chunks), len(plan.newcomers)
+            asked = self._admit(plan, need, only_short=self._is_busy and not was_busy)
+            if len(plan.chunks) > chunks or len(plan.newcomers) > newcomers:
                 most = FEW_GIVEN
             if asked > MANY_PAGES:
                 most = 0
-                plan.newcomers.clear()  # they get their pages in the next step
+                del plan.chunks[chunks:], plan.newcomers[newcomers:]  # they get their pages in the next step
         needs = self._roster.needs(plan)
         want = sum(count for _, count in needs)
         pages = self._desk.exchange(want, most) if want or most else []
@@ -108,7 +111,7 @@ class Ahead:
             return Planned.PREFIX
         return None
 
-    def _admit(self, plan: StepPlan, need: Pages) -> int:
+    def _admit(self, plan: StepPlan, need: Pages, *, only_short: bool) -> int:
         """Let newcomers in, in what pages the others leave them; the pages that the store was asked for."""
         if not self._admission.takers(plan):
             return 0
@@ -116,7 +119,7 @@ class Ahead:
             self._desk.exchange(0, FEW_GIVEN)  # they find what was just computed
         room = self._room()
         room.spend(need)
-        return self._admission.admit(plan, room)
+        return self._admission.admit(plan, room, only_short=only_short)
 
     def _need(self, plan: StepPlan) -> Pages:
         lacking = [self._roster.lacking(sequence, end) for sequence, end in plan.ends]

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -115,7 +116,7 @@ class DeviceSampler:
             tables.stop_ids[row, : len(stops)] = self._sent(torch.tensor([*stops], dtype=torch.int32))
         if penalised:
             count = tables.counts[row].zero_()
-            count.index_fill_(0, self._sent(torch.tensor(sequence.prompt)), 1)
+            count.index_fill_(0, self._sent(torch.from_numpy(np.asarray(sequence.prompt, np.int64))), 1)
             if sequence.generated:
                 said = self._sent(torch.tensor(sequence.generated))
                 count.index_add_(0, said, torch.full_like(said, 2, dtype=torch.int32))

@@ -5,9 +5,9 @@ Knows both shapes and nothing else.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable, Sequence
 
+import numpy as np
 from hotset.v1 import kvstore_pb2 as pb
 
 from services.contract.page_header import NO_PAGE
@@ -34,7 +34,7 @@ def marked(refs: pb.PageRefs, bits: bytes) -> list[HostPage]:
 
 def tokens_to_wire(tokens: Sequence[int]) -> bytes:
     """Token ids, 4 bytes each, little-endian."""
-    return struct.pack(f"<{len(tokens)}I", *tokens)
+    return np.asarray(tokens, "<u4").tobytes()
 
 
 def seals_to_wire(seals: Sequence[SealOrder], *, with_tokens: bool) -> pb.Seals:

@@ -4,7 +4,8 @@ Knows counts and pages; who should run is the scheduler's decision. A sequence i
 
     waiting    no row, no slots and no device pages; a parked one keeps its host pages, the others have none
     running    a row, and host and device pages for every token it has computed
-    arriving   the same, while pages that were found for it are loaded beside the steps, ended or not
+    arriving   the same, while pages that were found for it are loaded beside the steps, ended or not; for a
+               step it may have a row and a place for these, and the rest of its pages in the next one
     lingering  the same, though it has ended: a step that names it is under way
     gone       nothing
 """
@@ -42,7 +43,7 @@ class Roster:
         self.parkings = 0  # rows taken from sequences that keep their host pages
         self.releases = 0  # sequences that lost their host pages, and must match and replay
         self.left_rows: list[int] = []  # since the last step
-        self.left_pages = 0  # of these, that have ended
+        self.left_pages = 0  # host pages of those that left them because they had ended
         self.hot = hot
         self._limits = limits
         self._desk = desk

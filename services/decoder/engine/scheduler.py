@@ -238,7 +238,7 @@ class Scheduler:
     def _let_go(self, sequence: Sequence) -> None:
         """Of one that has ended; what the step ahead names stays where it is until that one is over."""
         if sequence in self._roster.arriving:
-            return  # its pages are being written
+            return  # its pages are being written, or will not be: either way when the step is booked
         if self._under_way is not None and sequence in self._under_way.sequences:
             self._roster.linger(sequence)
         else:
@@ -255,7 +255,7 @@ class Scheduler:
         running = self._roster.running
         self._continue([sequence for sequence in running if not sequence.is_prefilling], plan, room)
         self._continue([sequence for sequence in running if sequence.is_prefilling], plan, room)
-        for sequence in self._roster.unequipped:  # by a plan that came to nothing
+        for sequence in self._roster.unequipped:  # by the plan before, on purpose or as it came to nothing
             need = self._roster.lacking(sequence, sequence.admission_tokens)
             if self._find_room(sequence, need, room, plan):
                 room.spend(need)
@@ -290,7 +290,7 @@ class Scheduler:
             bare = [one for one in behind if not one.is_sheltered]
             victim = [sequence, *behind, *bare][-1]
             if victim is sequence and any(one.rank > sequence.rank for one in self._roster.arriving):
-                return False  # these give way as soon as their pages have come
+                return False  # these give way as soon as they run
             room.gain(self._roster.park(victim))
             if victim is sequence:
                 if host_is_short:  # with its pages, it might wait for an engine that waits for them
