@@ -41,7 +41,7 @@ def few_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
 class Noted:
     """A server where one decodes all the while; the plans of its steps, and what each of them asked."""
 
-    def __init__(self) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.rig = Rig(LIMITS, MoodyPages(2000, None), DevicePages(2000), True, shares=True)
         self.rig.scheduler._admission._loads_beside = True
         self.plans: list[StepPlan] = []
@@ -54,9 +54,9 @@ class Noted:
         self.talks = sequence(5, 900, name="talks")
         self.rig.submit(self.talks)
         self.rig.step_until(lambda: len(self.talks.generated) == 5)  # and its page has room
-        self._watch()
+        self._watch(monkeypatch)
 
-    def _watch(self) -> None:
+    def _watch(self, monkeypatch: pytest.MonkeyPatch) -> None:
         desk = self.rig.scheduler._desk
         match, exchange = desk.match, desk.exchange
 
@@ -69,8 +69,8 @@ class Noted:
             self.given.append(most)
             return exchange(want, most)
 
-        setattr(desk, "match", matched)  # noqa: B010  # mypy takes no method for another
-        setattr(desk, "exchange", exchanged)  # noqa: B010  # likewise
+        monkeypatch.setattr(desk, "match", matched)
+        monkeypatch.setattr(desk, "exchange", exchanged)
 
     def steps(self) -> Iterator[StepPlan]:
         """One after the other: the plan that each launched ahead."""
@@ -83,8 +83,12 @@ class Noted:
             yield self.plans[0]
 
 
-def test_it_gets_its_pages_a_step_after_it_was_found() -> None:
-    server = Noted()
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Noted:
+    return Noted(monkeypatch)
+
+
+def test_it_gets_its_pages_a_step_after_it_was_found(server: Noted) -> None:
     newcomer = sequence(LONG + 5, 4, name="newcomer", common=LONG)
     server.rig.submit(newcomer)
     steps = server.steps()
@@ -99,9 +103,8 @@ def test_it_gets_its_pages_a_step_after_it_was_found() -> None:
     check_answer(server.rig, newcomer)
 
 
-def test_so_it_is_where_they_are_on_the_device_already() -> None:
+def test_so_it_is_where_they_are_on_the_device_already(server: Noted) -> None:
     """It waits for nothing beside the steps, and has a chunk in the second of them."""
-    server = Noted()
     elder = sequence(LONG + 5, 300, name="elder", common=LONG)
     server.rig.submit(elder)
     server.rig.step_until(lambda: elder.generated)
@@ -117,8 +120,7 @@ def test_so_it_is_where_they_are_on_the_device_already() -> None:
     check_answer(server.rig, newcomer)
 
 
-def test_a_short_one_does_not_wait() -> None:
-    server = Noted()
+def test_a_short_one_does_not_wait(server: Noted) -> None:
     newcomer = sequence(SHORT + 5, 4, name="newcomer", common=SHORT)
     server.rig.submit(newcomer)
     plan = next(server.steps())
@@ -127,8 +129,9 @@ def test_a_short_one_does_not_wait() -> None:
 
 
 @pytest.mark.parametrize(("tokens", "waits"), [(LONG, True), (SHORT, False)])
-def test_no_other_long_one_is_let_in_where_one_gets_its_pages(tokens: int, waits: bool) -> None:
-    server = Noted()
+def test_no_other_long_one_is_let_in_where_one_gets_its_pages(
+    server: Noted, tokens: int, waits: bool
+) -> None:
     long = sequence(LONG + 5, 4, name="long", common=LONG)
     other = sequence(tokens + 5, 4, name="other", common=tokens)
     server.rig.submit(long)
@@ -143,8 +146,7 @@ def test_no_other_long_one_is_let_in_where_one_gets_its_pages(tokens: int, waits
 
 @pytest.mark.parametrize("left", [LONG, SHORT])
 @pytest.mark.parametrize("tokens", [LONG, SHORT])
-def test_no_long_one_is_let_in_where_one_has_left(left: int, tokens: int) -> None:
-    server = Noted()
+def test_no_long_one_is_let_in_where_one_has_left(server: Noted, left: int, tokens: int) -> None:
     leaver = sequence(left + 5, 6, name="leaver", common=left)
     server.rig.submit(leaver)
     steps = server.steps()
@@ -162,9 +164,8 @@ def test_no_long_one_is_let_in_where_one_has_left(left: int, tokens: int) -> Non
     assert newcomer not in server.rig.scheduler.waiting
 
 
-def test_where_one_leaves_after_the_other_no_row_stays_empty_for_it() -> None:
+def test_where_one_leaves_after_the_other_no_row_stays_empty_for_it(server: Noted) -> None:
     """Only the first of them is waited for, and who was found gets its pages though another is found."""
-    server = Noted()
     server.rig.scheduler._device._shared = False  # or nothing were to be loaded for them
     leavers = [sequence(LONG + 5, 300, name=str(number), common=LONG) for number in range(4)]
     for one in leavers:

@@ -201,7 +201,7 @@ def test_requests_are_prepared_one_at_a_time(tmp_path: Path, monkeypatch: pytest
     def slow(sequences: list[Sequence]) -> None:
         beside[0] += 1
         beside[1] = max(beside)
-        time.sleep(0.02)
+        time.sleep(0.02)  # the others come meanwhile, if they may
         beside[0] -= 1
 
     monkeypatch.setattr(rig.engine.scheduler, "prepare", slow)

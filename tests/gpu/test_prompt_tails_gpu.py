@@ -5,7 +5,7 @@ Either stream is made to lag by a kernel that only waits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -23,6 +23,8 @@ from tests.gpu.test_order_gpu import engine_of, model
 __all__ = ["model"]  # a fixture
 
 pytestmark = pytest.mark.gpu
+
+History = Callable[[int, PrefillChunk], Iterator[KeysValues]]
 
 OTHER = [(11 * i + 5) % 9000 for i in range(1000)]  # two steps compute it
 
@@ -61,36 +63,46 @@ def test_it_is_launched_as_fast_as_it_is_computed(model: CausalLM, monkeypatch: 
     assert answers[0] == answers[1]
 
 
+def slowly(history: History) -> History:
+    """Earlier keys lie in a window for a while before a step gets to read them."""
+
+    def slow(layer: int, chunk: PrefillChunk) -> Iterator[KeysValues]:
+        for window in history(layer, chunk):
+            if torch.cuda.current_stream() == torch.cuda.default_stream():
+                torch.cuda._sleep(LAG_CYCLES)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            yield window
+
+    return slow
+
+
+def at_once(beside: LoadsBeside, begun: list[bool]) -> Callable[[], bool]:
+    """Whatever is loaded has come when it is looked for; notes whether steps computed at every launch."""
+    work = beside.work
+
+    def launched() -> bool:
+        if beside._coming and (there := beside._coming[0][1]) is not None:
+            there.synchronize()
+        did = work()
+        begun.append(did and not torch.cuda.default_stream().query())
+        return did
+
+    return launched
+
+
 @pytest.mark.parametrize("mode", ["tiered", "full"])
 def test_it_begins_behind_what_a_step_computes(
     model: CausalLM, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
-    """A step's chunk has earlier keys in a window and does not get to read them for a while."""
-    answers, begun = [], []
+    """A step's chunk has earlier keys in a window, where those of an end would come."""
+    answers, begun = [], list[bool]()
     for late in (False, True):
         engine = engine_of(model, mode)
         finish(engine, request("first", PROMPT, 2))
-        beside, history = engine.runner.beside, engine.runner.residence.history
+        beside, residence = engine.runner.beside, engine.runner.residence
         assert beside is not None
-
-        def slow(layer: int, chunk: PrefillChunk) -> Iterator[KeysValues]:
-            for window in history(layer, chunk):  # noqa: B023  # called in this round alone
-                if torch.cuda.current_stream() == torch.cuda.default_stream():
-                    torch.cuda._sleep(LAG_CYCLES)  # type: ignore[no-untyped-call]  # likewise
-                yield window
-
-        def at_once() -> bool:
-            """Whatever is loaded has come when it is looked for."""
-            assert beside is not None  # noqa: B023
-            if beside._coming and (there := beside._coming[0][1]) is not None:  # noqa: B023
-                there.synchronize()
-            launched = LoadsBeside.work(beside)  # noqa: B023
-            begun.append(launched and not torch.cuda.default_stream().query())
-            return launched
-
         if late:
-            monkeypatch.setattr(engine.runner.residence, "history", slow)
-            monkeypatch.setattr(beside, "work", at_once)
+            monkeypatch.setattr(residence, "history", slowly(residence.history))
+            monkeypatch.setattr(beside, "work", at_once(beside, begun))
         other, newcomer = request("other", OTHER, 12), request("newcomer", [*PROMPT, 1, 2, 3], 12)
         engine.scheduler.submit([other])
         engine.scheduler.submit([newcomer])

@@ -38,7 +38,7 @@ MOST_LAYERS_AHEAD = 8
 128K tokens; the next one would wait there, and with it whoever launches steps.
 """
 
-_PAUSE_SECONDS = 0.0002
+_PAUSE_SECONDS = 0.0002  # between looks at a GPU that has enough to do; a layer takes it ten times as long
 
 
 class _Tail(NamedTuple):
@@ -216,13 +216,13 @@ class PromptTails:
 
 
 def _now(stream: torch.cuda.Stream) -> torch.cuda.Event:
-    event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # likewise
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
     event.record(stream)
     return event
 
 
 def _is_over(event: torch.cuda.Event) -> bool:
-    over: bool = event.query()  # type: ignore[no-untyped-call]  # likewise
+    over: bool = event.query()  # type: ignore[no-untyped-call]  # torch leaves it untyped
     return over
 
 

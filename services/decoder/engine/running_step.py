@@ -28,9 +28,7 @@ class RunningStep:
     mark: Mark | None = None  # of the clock
     rest: Callable[[], None] | None = None
     awaits: Callable[[], None] | None = None  # what the next step cannot do without
-    meanwhile: Callable[[], bool] | None = (
-        None  # launches other work or waits a moment; False if none is left
-    )
+    meanwhile: Callable[[], bool] | None = None  # launches other work or waits a moment; False: none is left
 
     def complete(self) -> None:
         """Launch what is left. Until then no other step is launched; books may change meanwhile.
